@@ -367,8 +367,10 @@ func publishControls(t *testing.T, w *world, publish func(run schemas.Run, p *sc
 	// One group is judged, and one that waits for it is cancelled; the run is paused before anything of a third is
 	// made.
 	waits := func() *schemas.Prompt {
-		return &schemas.Prompt{Routing: schemas.Routing{Model: "synthetic"}, Prompt: "a red fox",
-			Reward: []schemas.RewardSpec{{Name: "external"}}}
+		return &schemas.Prompt{
+			Routing: schemas.Routing{Model: "synthetic"}, Prompt: "a red fox",
+			Reward: []schemas.RewardSpec{{Name: "external"}},
+		}
 	}
 	for _, uid := range []schemas.UID{"judged", "cancelled"} {
 		p := waits()
@@ -376,8 +378,10 @@ func publishControls(t *testing.T, w *world, publish func(run schemas.Run, p *sc
 		publish("people", p)
 	}
 	for sample := range int64(2) {
-		v := &schemas.Verdict{Run: "people", UID: "judged", SampleIndex: sample, Name: "external", Value: new(0.5),
-			At: 1}
+		v := &schemas.Verdict{
+			Run: "people", UID: "judged", SampleIndex: sample, Name: "external", Value: new(0.5),
+			At: 1,
+		}
 		if err := w.client.Verdict(ctx, v); err != nil {
 			t.Fatal(err)
 		}

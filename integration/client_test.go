@@ -145,8 +145,10 @@ func TestClient_TLS(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		url := serveNATS(t, &server.Options{TLSConfig: config, TLSVerify: verify,
-			TLSTimeout: bustest.Patience.Seconds()})
+		url := serveNATS(t, &server.Options{
+			TLSConfig: config, TLSVerify: verify,
+			TLSTimeout: bustest.Patience.Seconds(),
+		})
 		setUp(t, bus.Config{URL: url, CAFile: ours.file, CertFile: cert, KeyFile: key})
 		return url
 	}

@@ -118,8 +118,10 @@ func TestConditions_Parts(t *testing.T) {
 	engine := []string{"--engine", "torch", "--model", folder, "--deterministic"}
 	run := func(name string, more ...string) output {
 		t.Helper()
-		args := []string{"run", "--json", "--seed", "5", "--run", name, "--steps", "4", "--condition", "image=red.png",
-			"make it red"}
+		args := []string{
+			"run", "--json", "--seed", "5", "--run", name, "--steps", "4", "--condition", "image=red.png",
+			"make it red",
+		}
 		return byWorker(t, dir, nil, append(append(args, more...), engine...)...)
 	}
 	samples := map[string]int{"whole": 2, "tail": 2, "head": 2, "branch": 2, "tree": 4, "from": 2}

@@ -217,8 +217,10 @@ func TestConnect_ContextTLSFirstAndProxy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	first := startServer(t, server.Options{TLSConfig: config, TLSHandshakeFirst: true,
-		TLSTimeout: bustest.Patience.Seconds()})
+	first := startServer(t, server.Options{
+		TLSConfig: config, TLSHandshakeFirst: true,
+		TLSTimeout: bustest.Patience.Seconds(),
+	})
 	plain := startServer(t, server.Options{Users: []*server.User{{Username: "ann", Password: "secret"}}})
 	proxy, calls := socksProxy(t)
 	for settings, want := range map[string]bool{

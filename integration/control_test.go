@@ -307,8 +307,10 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 		run += "r"
 		w.publish(t, run, prompt("first"))
 		w.advantages(t, run, 1)
-		if _, err := w.client.Control(t.Context(), &schemas.Control{Run: run,
-			Action: schemas.ControlPause}); err != nil {
+		if _, err := w.client.Control(t.Context(), &schemas.Control{
+			Run:    run,
+			Action: schemas.ControlPause,
+		}); err != nil {
 			t.Fatal(err)
 		}
 		late = prompt("late")
@@ -392,8 +394,10 @@ func TestControl_Refused(t *testing.T) {
 			t.Errorf("%s of %s %s: %v", c.action, c.run, c.uid, err)
 		}
 		// The client asks for nothing then; of others that do, intake keeps nothing.
-		if _, err := w.Publish(t.Context(), &schemas.Control{Run: c.run, UID: c.uid, Action: c.action,
-			At: 1}); err != nil {
+		if _, err := w.Publish(t.Context(), &schemas.Control{
+			Run: c.run, UID: c.uid, Action: c.action,
+			At: 1,
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}

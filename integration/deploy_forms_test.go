@@ -66,8 +66,10 @@ func TestDeploy_Forms(t *testing.T) {
 					t.Errorf("%s: %s: volume %s is not declared", file, name, v.Source)
 				}
 				_, role, isKeys := strings.Cut(v.Source, "/containers/")
-				of := map[string]string{"sampler-gpu": "sampler", "sampler-torch": "sampler", "streams": "admin",
-					"trace": "viewer"}[name]
+				of := map[string]string{
+					"sampler-gpu": "sampler", "sampler-torch": "sampler", "streams": "admin",
+					"trace": "viewer",
+				}[name]
 				if isKeys && (!v.ReadOnly || role != name && role != of) {
 					t.Errorf("%s: %s has the keys of %s", file, name, role)
 				}

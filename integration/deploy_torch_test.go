@@ -68,8 +68,10 @@ func TestDeploy_TorchImage(t *testing.T) {
 			t.Errorf("%s is not what the tests have", p)
 		}
 	}
-	for _, name := range []string{"torch", "diffusers", "transformers", "accelerate", "peft", "safetensors",
-		"msgpack"} {
+	for _, name := range []string{
+		"torch", "diffusers", "transformers", "accelerate", "peft", "safetensors",
+		"msgpack",
+	} {
 		if !slices.ContainsFunc(pinned, func(p string) bool { return strings.HasPrefix(p, name+"==") }) {
 			t.Errorf("%s is not pinned", name)
 		}

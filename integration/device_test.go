@@ -139,8 +139,10 @@ func TestDevice_TorchScriptWithoutTorch(t *testing.T) {
 	} {
 		notMeasured(t, text, line)
 	}
-	for _, section := range []string{"SD3.5 medium: dtypes and rows", "What a call costs",
-		"Qwen-Image, 8 of 60 layers"} {
+	for _, section := range []string{
+		"SD3.5 medium: dtypes and rows", "What a call costs",
+		"Qwen-Image, 8 of 60 layers",
+	} {
 		if _, after, ok := strings.Cut(text, "## "+section); !ok ||
 			!strings.Contains(after, "**not measured to its end**") {
 			t.Errorf("%s: missing, or does not say what it needs", section)

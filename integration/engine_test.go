@@ -54,8 +54,10 @@ func TestEngine_Recorded(t *testing.T) {
 		t.Run(c.mode, func(t *testing.T) {
 			t.Parallel()
 			s, dir := remotelmtest.New(t, c.mode), t.TempDir()
-			groups, sum := textRun(t, dir, sums(t), append([]string{"--engine", s.Engine(), "--run", "r",
-				remotelmtest.Prompt},
+			groups, sum := textRun(t, dir, sums(t), append([]string{
+				"--engine", s.Engine(), "--run", "r",
+				remotelmtest.Prompt,
+			},
 				c.args...)...)
 			if sum.Complete != 1 || len(s.Asked()) != 4 {
 				t.Fatalf("%+v, %d requests; want a group of 4", sum, len(s.Asked()))
@@ -250,8 +252,10 @@ func TestEngine_States(t *testing.T) {
 		says []string
 	}{
 		{"cut", nil, 0, func(s *remotelmtest.Server) []remotelmtest.Answer {
-			return []remotelmtest.Answer{remotelmtest.Cut(s.Stream(), 2),
-				remotelmtest.Whole(remotelmtest.Tail(s.Stream(), 2))}
+			return []remotelmtest.Answer{
+				remotelmtest.Cut(s.Stream(), 2),
+				remotelmtest.Whole(remotelmtest.Tail(s.Stream(), 2)),
+			}
 		}, []string{`"answer":"305"`, `"resumed":1`}},
 		{"hangs", nil, 0, func(s *remotelmtest.Server) []remotelmtest.Answer {
 			return []remotelmtest.Answer{s.Hang(s.Stream(), 1), remotelmtest.Whole(remotelmtest.Tail(s.Stream(), 1))}

@@ -372,8 +372,10 @@ func readPackages(t *testing.T) map[string]*goPackage {
 // leaving out what git ignores at the top.
 func walkFiles(t *testing.T, visit func(name string)) {
 	t.Helper()
-	skip := map[string]bool{".git": true, ".tools": true, ".venv": true, "bin": true, "build": true,
-		"meander-data": true, "meander-out": true}
+	skip := map[string]bool{
+		".git": true, ".tools": true, ".venv": true, "bin": true, "build": true,
+		"meander-data": true, "meander-out": true,
+	}
 	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err

@@ -54,8 +54,10 @@ func (d *drainTest) handedBack(t *testing.T, stream, durable string, messages in
 // for the ack wait, which is an hour here.
 func TestDrain_BusyProgramsHandOver(t *testing.T) {
 	t.Parallel()
-	d := &drainTest{crew: assemble(t), dir: t.TempDir(), steps: 400, images: 6, side: 2048,
-		asked: map[schemas.UID]int64{}}
+	d := &drainTest{
+		crew: assemble(t), dir: t.TempDir(), steps: 400, images: 6, side: 2048,
+		asked: map[schemas.UID]int64{},
+	}
 	if raceEnabled {
 		d.steps, d.side = 150, 1024
 	}
@@ -176,8 +178,10 @@ func (d *drainTest) publishImages(t *testing.T, one *schemas.Trajectory, ref sch
 	for i := range d.images {
 		e := *one
 		e.Run, e.SampleIndex, e.GroupSize = run, i, d.images
-		e.Media = []schemas.Medium{{Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: d.side, Height: d.side,
-			Digest: digest, Ref: &ref}}
+		e.Media = []schemas.Medium{{
+			Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: d.side, Height: d.side,
+			Digest: digest, Ref: &ref,
+		}}
 		oneStep(t, d.Bus, &e)
 		if _, err := d.Bus.Publish(t.Context(), &e); err != nil {
 			t.Fatal(err)

@@ -144,8 +144,10 @@ func TestLane_OtherCheckpoint(t *testing.T) {
 	another := *mine
 	another.BaseDigest = "another"
 	for uid, policy := range map[schemas.UID]*schemas.Policy{"other": &another, "mine": mine} {
-		prompt := &schemas.Prompt{UID: uid, Prompt: "a fox", GroupSize: new(int64(1)),
-			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))}}
+		prompt := &schemas.Prompt{
+			UID: uid, Prompt: "a fox", GroupSize: new(int64(1)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))},
+		}
 		requests, err := intake.Resolve("r", prompt, policy, intake.Origin{
 			Seq: 1, Created: time.Now(),
 			Reward: []string{"synthetic"},

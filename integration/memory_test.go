@@ -143,14 +143,22 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 		}
 	}
 	for range soak(t, 1, 4) { // requests of 16 MiB a prompt
-		put(&schemas.Prompt{Prompt: long, GroupSize: new(int64(schemas.MaxGroupSize)),
-			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(1)), Height: new(int64(16)),
-				Width: new(int64(16))}})
+		put(&schemas.Prompt{
+			Prompt: long, GroupSize: new(int64(schemas.MaxGroupSize)),
+			ImageSettings: schemas.ImageSettings{
+				NumInferenceSteps: new(int64(1)), Height: new(int64(16)),
+				Width: new(int64(16)),
+			},
+		})
 	}
 	for range soak(t, 1, 4) { // a sample keeps 5 MiB
-		put(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(16)),
-			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4)), Height: new(int64(1024)),
-				Width: new(int64(1024))}})
+		put(&schemas.Prompt{
+			Prompt: "a red fox", GroupSize: new(int64(16)),
+			ImageSettings: schemas.ImageSettings{
+				NumInferenceSteps: new(int64(4)), Height: new(int64(1024)),
+				Width: new(int64(1024)),
+			},
+		})
 	}
 	bustest.Until(t, "all groups", func() error {
 		if n := c.messages(t, schemas.StreamAdvantages); n != uint64(prompts) {

@@ -19,8 +19,10 @@ import (
 var namesOf = map[string]string{"flow": "pkg/flow", "estimator": "pkg/estimator", "scheduled": "pkg/scheduled"}
 
 // comparesNames are the folders of the formulas, and of the words of another system.
-var comparesNames = []string{"pkg/flow", "pkg/estimator", "pkg/scheduled", "pkg/remoteimage",
-	"pkg/remoteimage/remoteimagetest"}
+var comparesNames = []string{
+	"pkg/flow", "pkg/estimator", "pkg/scheduled", "pkg/remoteimage",
+	"pkg/remoteimage/remoteimagetest",
+}
 
 // What follows from a transition, a solver, a sampler or an estimator is a property in the table of its kind. Code asks
 // for the property: a comparison of names misses the next one.

@@ -90,8 +90,10 @@ func TestNATS_CLI(t *testing.T) {
 			}
 		}
 		letters := meander(t, dir, "dead", "ls").must(t, 0).stdout
-		for _, want := range []string{"grop_size: unknown field; did you mean group_size?",
-			"must be a map of msgpack, or JSON"} {
+		for _, want := range []string{
+			"grop_size: unknown field; did you mean group_size?",
+			"must be a map of msgpack, or JSON",
+		} {
 			if !strings.Contains(letters, want) {
 				t.Errorf("no dead letter says %q:\n%s", want, letters)
 			}

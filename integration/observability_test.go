@@ -66,8 +66,10 @@ func TestObservability_Alerts(t *testing.T) {
 		}
 	}
 	promtool := foreign(t, "promtool")
-	for _, args := range [][]string{{"check", "config", "../deploy/prometheus.yml"},
-		{"test", "rules", "testdata/alerts_test.yml"}} {
+	for _, args := range [][]string{
+		{"check", "config", "../deploy/prometheus.yml"},
+		{"test", "rules", "testdata/alerts_test.yml"},
+	} {
 		if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
 			t.Errorf("promtool %v: %v\n%s", args, err, out)
 		}
@@ -92,8 +94,10 @@ func watch(t *testing.T, prometheus string, addresses ...string) *watched {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config["global"] = map[string]any{"scrape_interval": "500ms", "scrape_timeout": "500ms",
-		"evaluation_interval": "500ms"}
+	config["global"] = map[string]any{
+		"scrape_interval": "500ms", "scrape_timeout": "500ms",
+		"evaluation_interval": "500ms",
+	}
 	config["rule_files"] = []string{rules}
 	job := config["scrape_configs"].([]any)[0].(map[string]any)
 	delete(job, "dns_sd_configs")

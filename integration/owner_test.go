@@ -412,8 +412,10 @@ func TestURL_CredentialsAreHidden(t *testing.T) {
 				t.Errorf("--nats %s: %s", bad, out.stderr)
 			}
 		}
-		for _, args := range [][]string{{"--nats-url", address, "--print-config"},
-			{"--nats-url", "http://" + secret + "h"}} {
+		for _, args := range [][]string{
+			{"--nats-url", address, "--print-config"},
+			{"--nats-url", "http://" + secret + "h"},
+		} {
 			text, _ := exec.Command(program(t, "meander-reward"), args...).CombinedOutput()
 			if strings.Contains(string(text), "s3cret") || !strings.Contains(string(text), "***@") {
 				t.Errorf("meander-reward %s: %s", args, text)

@@ -35,8 +35,10 @@ func transformer(t *testing.T, shards int,
 		if err != nil {
 			t.Fatal(err)
 		}
-		list = append(list, safetensors.Tensor{Name: name, DType: info.DType, Shape: info.Shape,
-			Data: bytes.Clone(data)})
+		list = append(list, safetensors.Tensor{
+			Name: name, DType: info.DType, Shape: info.Shape,
+			Data: bytes.Clone(data),
+		})
 	}
 	list = change(list)
 	for part := range slices.Chunk(list, (len(list)+shards-1)/shards) {
@@ -173,8 +175,10 @@ func TestPolicy_FullWeightsRefused(t *testing.T) {
 			"1 tensors missing",
 		},
 		"unexpected": {transformer(t, 1, func(list []safetensors.Tensor) []safetensors.Tensor {
-			return append(list, safetensors.Tensor{Name: "zzz", DType: tensor.F32, Shape: []int{1},
-				Data: make([]byte, 4)})
+			return append(list, safetensors.Tensor{
+				Name: "zzz", DType: tensor.F32, Shape: []int{1},
+				Data: make([]byte, 4),
+			})
 		}), "1 tensors unexpected: zzz"},
 		"shape": {transformer(t, 1, func(list []safetensors.Tensor) []safetensors.Tensor {
 			list[0].Shape = append([]int{1}, list[0].Shape...)

@@ -218,8 +218,10 @@ func TestPolicy_ByPathRefused(t *testing.T) {
 			p := *pushed
 			p.PolicyVersion, p.Parent = current.PolicyVersion+1, &current.PolicyVersion
 			p.WeightsDigest = "forged " + path
-			p.Weights = []schemas.WeightsFile{{Path: path, Digest: pushed.Weights[0].Digest,
-				Size: pushed.Weights[0].Size}}
+			p.Weights = []schemas.WeightsFile{{
+				Path: path, Digest: pushed.Weights[0].Digest,
+				Size: pushed.Weights[0].Size,
+			}}
 			return &p
 		}
 		for _, path := range []string{"link", "away/secret.safetensors"} {

@@ -74,7 +74,8 @@ func parsedLoRA(t *testing.T, file []byte) *lora.Adapter {
 
 // signsPlane serves the model signs.
 func signsPlane(t *testing.T, replicas int, change ...func(*pipeline.Config)) (*bustest.Plane, *client.Client,
-	*schemas.Policy) {
+	*schemas.Policy,
+) {
 	t.Helper()
 	plane := bustest.New(t)
 	config := pipeline.DefaultConfig()

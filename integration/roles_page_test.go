@@ -108,8 +108,10 @@ func TestRoles_Page(t *testing.T) {
 			letter(g)
 			link := page.link(t)
 			stranger, guest := visit(t, regexp.MustCompile(`\?.*`).ReplaceAllString(link, "")), visit(t, link)
-			for _, path := range []string{"", "api/runs", "api/page", "api/dead", "api/dead/1", "api/events",
-				"media/r/u/0/image", "app.js"} {
+			for _, path := range []string{
+				"", "api/runs", "api/page", "api/dead", "api/dead/1", "api/events",
+				"media/r/u/0/image", "app.js",
+			} {
 				if status, body := stranger.do("GET", path); status != http.StatusUnauthorized ||
 					strings.Contains(body, "fox") {
 					t.Errorf("who has no token gets of /%s: %d %s", path, status, body)

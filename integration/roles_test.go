@@ -311,8 +311,10 @@ func consumerRights() (out []right) {
 		} {
 			out = append(out, right{"ask CONSUMER." + subject, sends("$JS.API.CONSUMER."+subject, body), may})
 		}
-		out = append(out, right{"acknowledge what " + w.durable + " has", sends("$JS.ACK."+at+".1.1.1.1.0", "+ACK"),
-			own})
+		out = append(out, right{
+			"acknowledge what " + w.durable + " has", sends("$JS.ACK."+at+".1.1.1.1.0", "+ACK"),
+			own,
+		})
 	}
 	return out
 }
@@ -391,16 +393,20 @@ func TestRoles_Pipeline(t *testing.T) {
 	g := servers()["nats-server"](t)
 	logs := map[string]*process{}
 	for _, service := range []string{"intake", "sampler", "reward", "advantage"} {
-		args := []string{"--health-addr", "", "--nats-url", g.url, "--nats-creds", g.file(service + ".creds"),
-			"--nats-tls-ca", g.file("tls/ca.pem"), "--log-level", "debug"}
+		args := []string{
+			"--health-addr", "", "--nats-url", g.url, "--nats-creds", g.file(service + ".creds"),
+			"--nats-tls-ca", g.file("tls/ca.pem"), "--log-level", "debug",
+		}
 		if service == "sampler" {
 			args = append(args, "--model", "synthetic")
 		}
 		logs[service] = launch(t, t.TempDir(), program(t, "meander-"+service), args...)
 	}
 	run := func(more ...string) summary {
-		args := append([]string{"run", "--json", "--run", "a", "--seed", "3", "-n", "4", "--out", "-", "a red fox",
-			"two owls"}, more...)
+		args := append([]string{
+			"run", "--json", "--run", "a", "--seed", "3", "-n", "4", "--out", "-", "a red fox",
+			"two owls",
+		}, more...)
 		_, sum := meander(t, t.TempDir(), args...).must(t, 0).parse(t)
 		return sum
 	}
@@ -408,8 +414,14 @@ func TestRoles_Pipeline(t *testing.T) {
 	if got := run(g.flags("trainer")...); got.Digest != want.Digest || got.Trajectories != 8 {
 		t.Errorf("digest %s of %d trajectories, want %s of 8", got.Digest, got.Trajectories, want.Digest)
 	}
-	for _, args := range [][]string{{"verify", "--run", "a"}, {"show", "--run", "a"}, {"status", "a"}, {"streams"},
-		{"runs", "ls"}, {"dead", "ls"}} {
+	for _, args := range [][]string{
+		{"verify", "--run", "a"},
+		{"show", "--run", "a"},
+		{"status", "a"},
+		{"streams"},
+		{"runs", "ls"},
+		{"dead", "ls"},
+	} {
 		meander(t, t.TempDir(), append(args, g.flags("viewer")...)...).must(t, 0)
 	}
 	if out := meander(t, t.TempDir(), append([]string{"runs", "ls", "--json"}, g.flags("trainer")...)...).must(t, 0); !strings.Contains(out.stdout, `"run":"a"`) {
@@ -489,8 +501,10 @@ func (g guarded) silent(t *testing.T, logs map[string]*process) {
 	}
 	outputs["auth.conf"] = contents(t, g.file("auth.conf"))
 	outputs["users.json"] = contents(t, g.file("users.json"))
-	b, err := bus.Connect(t.Context(), bus.Config{URL: g.url, CredsFile: g.file("admin.creds"),
-		CAFile: g.file("tls/ca.pem")}, zerolog.Nop())
+	b, err := bus.Connect(t.Context(), bus.Config{
+		URL: g.url, CredsFile: g.file("admin.creds"),
+		CAFile: g.file("tls/ca.pem"),
+	}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,8 +62,10 @@ func TestRoles_NotLetIn(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			args := []string{"streams", "--nats", c.url}
-			for flag, value := range map[string]string{"--nats-creds": c.creds, "--nats-tls-ca": c.ca,
-				"--nats-token": c.token} {
+			for flag, value := range map[string]string{
+				"--nats-creds": c.creds, "--nats-tls-ca": c.ca,
+				"--nats-token": c.token,
+			} {
 				if value != "" {
 					args = append(args, flag, value)
 				}

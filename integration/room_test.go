@@ -36,8 +36,10 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 	}
 	w.Serve(t, c.run("sampler"))
 	for range groups {
-		p := &schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(samples / groups)),
-			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(40))}}
+		p := &schemas.Prompt{
+			Prompt: "a red fox", GroupSize: new(int64(samples / groups)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(40))},
+		}
 		if _, err := w.client.Publish(t.Context(), "r1", p); err != nil {
 			t.Fatal(err)
 		}
@@ -65,8 +67,10 @@ func TestRoom_MoreInHandThanFits(t *testing.T) {
 func sumOf(tokens int64, change func(*schemas.Text)) schemas.Prompt {
 	x := &schemas.Text{MaxNewTokens: &tokens, Temperature: new(0.0)}
 	change(x)
-	return schemas.Prompt{Routing: schemas.Routing{Model: "sums"}, Prompt: "347+58=?", Text: x,
-		Reward: []schemas.RewardSpec{{Name: "entropy_mean"}}}
+	return schemas.Prompt{
+		Routing: schemas.Routing{Model: "sums"}, Prompt: "347+58=?", Text: x,
+		Reward: []schemas.RewardSpec{{Name: "entropy_mean"}},
+	}
 }
 
 // What a request is said to store bounds what its steps take, closely enough.

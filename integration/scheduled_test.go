@@ -22,8 +22,10 @@ func paint(t *testing.T, width, height, shade int) []byte {
 	img := image.NewNRGBA(image.Rect(0, 0, width, height))
 	for y := range height {
 		for x := range width {
-			img.SetNRGBA(x, y, color.NRGBA{R: uint8(shade), G: uint8(255 * x / width), B: uint8(255 * y / height),
-				A: 255})
+			img.SetNRGBA(x, y, color.NRGBA{
+				R: uint8(shade), G: uint8(255 * x / width), B: uint8(255 * y / height),
+				A: 255,
+			})
 		}
 	}
 	var buf bytes.Buffer

@@ -53,7 +53,8 @@ func thinkAndPaint(uid schemas.UID, size int64) *schemas.Prompt {
 }
 
 func (c *crew) stage(t *testing.T, run schemas.Run, uid schemas.UID, sample int64,
-	stage schemas.Stage) *schemas.Trajectory {
+	stage schemas.Stage,
+) *schemas.Trajectory {
 	t.Helper()
 	tr := &schemas.Trajectory{}
 	if _, err := c.StoredEvent(t.Context(), schemas.StreamTrajectories,
@@ -145,8 +146,10 @@ func TestStages_Judge(t *testing.T) {
 			r.MaxTurns != 3 {
 			t.Errorf("the judge is told %v, with %d files", r.Messages, len(r.Conditions))
 		}
-		return packed(t, &schemas.InteractReply{Content: fmt.Sprintf(" round %d of %d", r.Answer, r.SampleIndex),
-			Terminate: r.SampleIndex == 1 && r.Answer == 1})
+		return packed(t, &schemas.InteractReply{
+			Content:   fmt.Sprintf(" round %d of %d", r.Answer, r.SampleIndex),
+			Terminate: r.SampleIndex == 1 && r.Answer == 1,
+		})
 	})
 	p := thinkAndPaint("g", 2)
 	p.Rounds = new(int64(3))
@@ -280,8 +283,10 @@ func TestStages_Failed(t *testing.T) {
 		return packed(t, &schemas.InteractReply{Content: "fine"})
 	})
 	p := thinkAndPaint("g", 6)
-	p.Stages = []schemas.StageSpec{p.Stages[0], {Name: "judge", Interaction: &schemas.Interaction{Name: "critic"},
-		Prompt: "{think.text}"}, p.Stages[1]}
+	p.Stages = []schemas.StageSpec{p.Stages[0], {
+		Name: "judge", Interaction: &schemas.Interaction{Name: "critic"},
+		Prompt: "{think.text}",
+	}, p.Stages[1]}
 	c.publish(t, "r", p)
 	a := c.advantages(t, "r", 1)["g"]
 	c.counted(t, "r", 4, 4, 2)

@@ -22,8 +22,10 @@ func TestMemory_FullLogits(t *testing.T) {
 	tokens := soak(t, 40, 400)
 	c := assemble(t)
 	server := []string{"--nats-url", c.Server.ClientURL(), "--health-addr", ""}
-	model := babble(t, qwen2test.Random{Vocabulary: vocabulary, Width: 8, Layers: 1, Heads: 2, KVHeads: 1,
-		MaxPositions: 512})
+	model := babble(t, qwen2test.Random{
+		Vocabulary: vocabulary, Width: 8, Layers: 1, Heads: 2, KVHeads: 1,
+		MaxPositions: 512,
+	})
 	raise := func(name string, args ...string) *harness.Process {
 		return harness.Raise(t, &harness.Process{
 			Name: name, Path: program(t, name), Dir: t.TempDir(), Env: traceCollections(), Args: append(args, server...),

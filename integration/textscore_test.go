@@ -58,8 +58,11 @@ func (w *world) follows(t *testing.T, r *rated) (vectors int64) {
 func TestText_Scorers(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("all of it ", 2000) // an answer may be as long, and more than a prompt
-	talk := []schemas.Message{{Role: schemas.RoleUser, Content: "tell me"},
-		{Role: schemas.RoleAssistant, Content: long}, {Role: schemas.RoleUser, Content: "more"}}
+	talk := []schemas.Message{
+		{Role: schemas.RoleUser, Content: "tell me"},
+		{Role: schemas.RoleAssistant, Content: long},
+		{Role: schemas.RoleUser, Content: "more"},
+	}
 	check := func(r *rated, by string) {
 		if len(r.Messages) != 5 || r.Messages[1].Content != long || r.Messages[4].Content != "go on" ||
 			r.Messages[4].Role != schemas.RoleUser || r.Prompt != "more" || r.Text == "" {

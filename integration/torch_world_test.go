@@ -95,8 +95,10 @@ func killWorker(t *testing.T, log *logbook) {
 // provenNatively recomputes a run with this program's own network, which agrees with the worker's to roundings.
 func provenNatively(t *testing.T, w *world, run schemas.Run, samples int) {
 	t.Helper()
-	r, err := verify.Run(t.Context(), w.Bus, run, verify.Options{Model: []string{signsFolder},
-		Engine: verify.EngineNone})
+	r, err := verify.Run(t.Context(), w.Bus, run, verify.Options{
+		Model:  []string{signsFolder},
+		Engine: verify.EngineNone,
+	})
 	if err != nil || r.Trajectories != samples || r.MaxRatio > 1e-5 || !r.OK(1e-5) {
 		t.Errorf("%s: %+v, %v; want %d samples, which this program makes, too", run, r, err, samples)
 	}

@@ -38,8 +38,10 @@ var tracedStages = []string{
 func tracedRun(t *testing.T) (w *world, dir string) {
 	t.Helper()
 	w, dir = newWorld(t, bustest.TCP), t.TempDir()
-	for name, args := range map[string][]string{"intake": nil, "sampler": {"--model", "synthetic"}, "reward": nil,
-		"advantage": nil} {
+	for name, args := range map[string][]string{
+		"intake": nil, "sampler": {"--model", "synthetic"}, "reward": nil,
+		"advantage": nil,
+	} {
 		p := harness.Raise(t, &harness.Process{
 			Name: name, Path: program(t, "meander-"+name), Dir: dir,
 			Args: append([]string{"--nats-url", w.Server.ClientURL(), "--health-addr", ""}, args...),

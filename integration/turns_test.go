@@ -60,13 +60,16 @@ func packed(t *testing.T, r *schemas.InteractReply) []byte {
 
 // talk publishes a prompt that an interaction answers.
 func talk(t *testing.T, w *world, run schemas.Run, uid schemas.UID, samples int64, x *schemas.Text,
-	reward ...schemas.RewardSpec) {
+	reward ...schemas.RewardSpec,
+) {
 	t.Helper()
 	if len(reward) == 0 {
 		reward = []schemas.RewardSpec{{Name: "turns", Params: map[string]string{"of": "sum"}}}
 	}
-	_, err := w.client.Publish(t.Context(), run, &schemas.Prompt{UID: uid, Prompt: "2+2=?", Seed: new(int64(5)),
-		GroupSize: &samples, Text: x, Reward: reward})
+	_, err := w.client.Publish(t.Context(), run, &schemas.Prompt{
+		UID: uid, Prompt: "2+2=?", Seed: new(int64(5)),
+		GroupSize: &samples, Text: x, Reward: reward,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,8 +121,10 @@ func TestTurns_Worker(t *testing.T) {
 	replies(t, w, "tutor", func(r *schemas.InteractRequest) []byte {
 		handed[r.Answer].Store(r)
 		md, _ := schemas.MetadataFrom(map[string]any{"answer": r.Answer})
-		return packed(t, &schemas.InteractReply{Content: fmt.Sprintf("%s, again %d", r.Params["tone"], r.Answer),
-			Score: new(float64(r.Answer)), Metadata: md})
+		return packed(t, &schemas.InteractReply{
+			Content: fmt.Sprintf("%s, again %d", r.Params["tone"], r.Answer),
+			Score:   new(float64(r.Answer)), Metadata: md,
+		})
 	})
 	talk(t, w, "r", "g", 1, &schemas.Text{
 		MaxNewTokens: new(int64(5)), Interaction: &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(3)), Params: map[string]string{"tone": "kindly"}},
@@ -212,8 +217,10 @@ func TestTurns_Faults(t *testing.T) {
 		if c.say != nil {
 			replies(t, w, c.name, c.say)
 		}
-		x := &schemas.Text{MaxNewTokens: new(int64(4)),
-			Interaction: &schemas.Interaction{Name: c.name, MaxTurns: new(int64(2))}}
+		x := &schemas.Text{
+			MaxNewTokens: new(int64(4)),
+			Interaction:  &schemas.Interaction{Name: c.name, MaxTurns: new(int64(2))},
+		}
 		if c.timeout > 0 {
 			x.Interaction.TimeoutMS = &c.timeout
 		}
@@ -242,8 +249,10 @@ func TestTurns_OthersGoOn(t *testing.T) {
 		<-gate // all of the worker's requests wait behind the first
 		return packed(t, &schemas.InteractReply{Terminate: true, Score: new(1.0)})
 	})
-	slow := &schemas.Text{MaxNewTokens: new(int64(3)), Interaction: &schemas.Interaction{Name: "slow",
-		TimeoutMS: new(int64(schemas.MaxInteractMS))}}
+	slow := &schemas.Text{MaxNewTokens: new(int64(3)), Interaction: &schemas.Interaction{
+		Name:      "slow",
+		TimeoutMS: new(int64(schemas.MaxInteractMS)),
+	}}
 	talk(t, w, "r", "slow", 6, slow) // a sampler has two slots
 	talk(t, w, "r", "quick", 4, &schemas.Text{MaxNewTokens: new(int64(3))}, schemas.RewardSpec{Name: "confidence"})
 	if a := w.advantages(t, "r", 1)["quick"]; a == nil || a.Status != schemas.StatusComplete {

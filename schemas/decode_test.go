@@ -100,8 +100,10 @@ func TestDecode_integerWidths(t *testing.T) {
 			t.Errorf("%T decodes to %d and %v, want 5", in, *p.GroupSize, *p.TrueCFGScale)
 		}
 	}
-	for _, want := range []int64{math.MinInt64, math.MinInt32 - 1, math.MinInt32, -32769, -32768, -129, -128, -33, -32,
-		-1, 0, 127, 128, 255, 256, 65535, 65536, math.MaxUint32, math.MaxUint32 + 1, math.MaxInt64} {
+	for _, want := range []int64{
+		math.MinInt64, math.MinInt32 - 1, math.MinInt32, -32769, -32768, -129, -128, -33, -32,
+		-1, 0, 127, 128, 255, 256, 65535, 65536, math.MaxUint32, math.MaxUint32 + 1, math.MaxInt64,
+	} {
 		p := schemas.Prompt{Routing: schemas.Routing{Priority: &want}}
 		var got schemas.Prompt
 		if err := schemas.Decode(encoded(t, &p), &got); err != nil || *got.Priority != want {
@@ -112,8 +114,10 @@ func TestDecode_integerWidths(t *testing.T) {
 
 func TestDecode_numbers(t *testing.T) {
 	var p schemas.Prompt
-	in := object{"prompt": "", "sigmas": []any{1, 0.5, float32(0.25)}, "rollout": object{"noise_level": 1},
-		"true_cfg_scale": -3}
+	in := object{
+		"prompt": "", "sigmas": []any{1, 0.5, float32(0.25)}, "rollout": object{"noise_level": 1},
+		"true_cfg_scale": -3,
+	}
 	if err := schemas.Decode(packed(t, in), &p); err != nil {
 		t.Fatal(err)
 	}

@@ -166,8 +166,10 @@ func TestRequest_AnsweredBy_fields(t *testing.T) {
 	e.StepSeeds, e.CFGScales = []schemas.StepSeed{{StepIndex: 2, Seed: 5}}, e.StepScales()
 	e.Conditions, e.Arguments = conditions(), map[string]string{"strength": "0.5"}
 	e.NetworkTimesteps = []float32{999, 749, 499, 249}
-	request := &schemas.Request{Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest,
-		Group: e.Group}
+	request := &schemas.Request{
+		Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest,
+		Group: e.Group,
+	}
 	var repeated []string
 	for _, part := range []reflect.Type{reflect.TypeFor[schemas.Identity](), reflect.TypeFor[schemas.Sampling]()} {
 		for _, f := range schemas.Fields(part) {
@@ -176,7 +178,8 @@ func TestRequest_AnsweredBy_fields(t *testing.T) {
 	}
 	repeated = append(repeated, "Text", "StopReason", "Steps", "Conditioning", "ScheduleDigest", "Group")
 	checkFields(t, e, repeated, func(e *schemas.Trajectory) (any,
-		error) {
+		error,
+	) {
 		return fmt.Sprint(request.AnsweredBy(e)), nil
 	})
 }
@@ -230,8 +233,10 @@ func TestStepsDigest(t *testing.T) {
 }
 
 func TestContentDigest_none(t *testing.T) {
-	for _, e := range []schemas.Event{&schemas.Prompt{}, &schemas.Request{}, &schemas.Policy{}, &schemas.Verdict{},
-		&schemas.Dead{}, &schemas.Receipt{}} {
+	for _, e := range []schemas.Event{
+		&schemas.Prompt{}, &schemas.Request{}, &schemas.Policy{}, &schemas.Verdict{},
+		&schemas.Dead{}, &schemas.Receipt{},
+	} {
 		if _, err := schemas.ContentDigest(e); !errors.Is(err, schemas.ErrNoContent) {
 			t.Errorf("%s: %v, want ErrNoContent", e.Type(), err)
 		}

@@ -20,8 +20,10 @@ func engineSamples(t testing.TB) []sample {
 		Weights: []schemas.WeightSpan{{Version: "step-3", Begin: 1, End: 2}},
 	}
 	ordered := textTrajectory(t)
-	ordered.Drawn = &schemas.Drawn{Engine: schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "logits",
-		Filters: "min_p,top_k,top_p"}}
+	ordered.Drawn = &schemas.Drawn{Engine: schemas.Engine{
+		Name: "vllm", Version: "0.32.0", Values: "logits",
+		Filters: "min_p,top_k,top_p",
+	}}
 	of := schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "logits"}
 	text, image := textTrajectory(t), completedTrajectory(t)
 	text.Drawn = &schemas.Drawn{Engine: of}
@@ -55,8 +57,10 @@ func engineSamples(t testing.TB) []sample {
 // Numbers are what their names say, whatever a server gives; what it cannot give is refused by name.
 func TestEngine_Gives(t *testing.T) {
 	t.Parallel()
-	all := schemas.TokenNumbers{LogProbs: true, ProcessedLogProbs: true, LogSumExps: true, Entropies: true,
-		TopLogProbs: true}
+	all := schemas.TokenNumbers{
+		LogProbs: true, ProcessedLogProbs: true, LogSumExps: true, Entropies: true,
+		TopLogProbs: true,
+	}
 	raw, processed := schemas.TokenNumbers{LogProbs: true, TopLogProbs: true},
 		schemas.TokenNumbers{ProcessedLogProbs: true}
 	both := schemas.TokenNumbers{LogProbs: true, ProcessedLogProbs: true, TopLogProbs: true}
@@ -84,8 +88,10 @@ func TestEngine_Gives(t *testing.T) {
 		{"vllm", "processed", settings{1, 1, "none"}, both, ""},
 	} {
 		e := &schemas.Engine{Name: c.name, Values: c.values}
-		x := &schemas.TextRequest{Temperature: c.of.temperature, TopP: c.of.topP, Vocabulary: 32,
-			Logits: &schemas.Logits{Form: c.of.form, K: new(int64(2))}}
+		x := &schemas.TextRequest{
+			Temperature: c.of.temperature, TopP: c.of.topP, Vocabulary: 32,
+			Logits: &schemas.Logits{Form: c.of.form, K: new(int64(2))},
+		}
 		got, err := e.Gives(x)
 		if c.says == "" && (err != nil || got != c.want) || c.says != "" &&
 			(err == nil || !strings.Contains(err.Error(), c.says)) {

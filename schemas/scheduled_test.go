@@ -16,14 +16,18 @@ func rollSettings() schemas.RollSettings {
 }
 
 func scheduledSample() *schemas.ScheduledSample {
-	return &schemas.ScheduledSample{RollSettings: rollSettings(), PlanDigest: digestOf("plan"),
-		Roll: schemas.Roll{Timestep: 1.5, Base: 1, Source: 3, Offset: 3}}
+	return &schemas.ScheduledSample{
+		RollSettings: rollSettings(), PlanDigest: digestOf("plan"),
+		Roll: schemas.Roll{Timestep: 1.5, Base: 1, Source: 3, Offset: 3},
+	}
 }
 
 func dataStart(step int64) *schemas.SegmentStart {
 	image := &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("image"), Size: 70}
-	return &schemas.SegmentStart{StepIndex: step, Data: &schemas.SegmentData{Image: image,
-		GroupDigest: digestOf("images")}}
+	return &schemas.SegmentStart{StepIndex: step, Data: &schemas.SegmentData{
+		Image:       image,
+		GroupDigest: digestOf("images"),
+	}}
 }
 
 // rolledTrajectory is a sample that rolled two steps of a schedule of four.

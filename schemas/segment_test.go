@@ -88,10 +88,12 @@ func TestTrajectory_Validate_segment(t *testing.T) {
 		{"a log-prob that is missing", func(e *T) { e.LogProbs[2] = nil }, `log_probs[2]: null; must be null exactly on ode steps; this one is "cps"`},
 		{"latents after", func(e *T) { e.LatentStepIndices = []int64{3, 4} }, "latent_step_indices[1]: 4; must be between 1 and 3"},
 		{"failed, without a schedule", func(e *T) {
-			*e = T{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u", GroupSize: 2, Lane: "l"},
+			*e = T{
+				Identity:   schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u", GroupSize: 2, Lane: "l"},
 				Provenance: schemas.Provenance{Attempt: "a"},
 				Outcome:    schemas.Outcome{StopReason: "failed", Error: "x"},
-				Sampling:   schemas.Sampling{Start: e.Start, Stop: e.Stop}, Group: schemas.Group{Batch: "u"}}
+				Sampling:   schemas.Sampling{Start: e.Start, Stop: e.Stop}, Group: schemas.Group{Batch: "u"},
+			}
 		}, ""},
 	})
 }

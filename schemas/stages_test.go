@@ -45,8 +45,10 @@ func stagesSamples(t testing.TB) []sample {
 	request, said := fullRequest(t), textTrajectory(t)
 	request.V, request.Stage, request.SampleIndex, request.Group, request.Lane = schemas.Version, "paint-2", 3,
 		stagesGroup(t), "signs"
-	request.Conditions = []schemas.Condition{{Name: "image", Type: "image", Stage: "think",
-		DataImage: conditions()[0].DataImage}}
+	request.Conditions = []schemas.Condition{{
+		Name: "image", Type: "image", Stage: "think",
+		DataImage: conditions()[0].DataImage,
+	}}
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 	said.Stage, said.SampleIndex, said.Lane, said.Group = "judge", 3, "glyph_judge", stagesGroup(t)
 	said.Group.Stages[1] = schemas.GroupStage{Name: "judge", Kind: "interaction", Lane: "glyph_judge", Every: 1}
@@ -59,8 +61,10 @@ func stagesSamples(t testing.TB) []sample {
 	advantage := completeAdvantage(t)
 	advantage.GroupSize, advantage.Members = 4, append(advantage.Members,
 		schemas.Member{SampleIndex: 3, Status: "missing"})
-	advantage.Members[1].Stages = []schemas.StageResult{{Stage: "think", SampleIndex: 0, TrajectorySeq: 40},
-		{Stage: "paint", SampleIndex: 1, TrajectorySeq: 41}}
+	advantage.Members[1].Stages = []schemas.StageResult{
+		{Stage: "think", SampleIndex: 0, TrajectorySeq: 40},
+		{Stage: "paint", SampleIndex: 1, TrajectorySeq: 41},
+	}
 	advantage.Credits = []schemas.Credit{{Stage: "think", Every: 2, Values: []*float64{new(0.5), nil}}}
 	record := &schemas.GroupRecord{
 		Run: "run-1", UID: "p17", GroupSize: 8, PromptDigest: digestOf("prompt"), Prompt: "12+30=?", Lane: "sums",
@@ -79,8 +83,10 @@ func stagesSamples(t testing.TB) []sample {
 
 // stagesReward is that of a sample of two stages.
 func stagesReward(t testing.TB) *schemas.Reward {
-	x := schemas.Trained{TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5,
-		PolicyVersionMax: 6}
+	x := schemas.Trained{
+		TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5,
+		PolicyVersionMax: 6,
+	}
 	return &schemas.Reward{
 		Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Status: "scored", Reward: new(1.75), Scores: []schemas.Score{},
 		TrajectorySeq: 41, Trained: x, Group: stagesGroup(t),
@@ -128,15 +134,19 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"judged stage", func(p *P) { p.Reward[0].Stage = "draw" }, `reward[0].stage: "draw"; must be one of think, paint`},
 		{"condition of a stage", func(p *P) { p.Stages[2].Conditions[0].Stage = "judge" }, `stages[2].conditions[0].stage: "judge"; must be one of think, paint`},
 		{"condition given twice", func(p *P) {
-			p.Stages[1].Conditions = []schemas.Condition{{Name: "image", Stage: "think",
-				DataImage: schemas.DataImage{Data: []byte("x")}}}
+			p.Stages[1].Conditions = []schemas.Condition{{
+				Name: "image", Stage: "think",
+				DataImage: schemas.DataImage{Data: []byte("x")},
+			}}
 		}, `stages[1].conditions[0].stage: "think"; must be the only one of stage, data and ref`},
 		{"condition of a judge given twice", func(p *P) {
 			p.Stages[2].Conditions[0].Data = []byte("x")
 		}, `stages[2].conditions[0].stage: "paint"; must be the only one of stage, data and ref`},
 		{"condition of a judge given", func(p *P) {
-			p.Stages[2].Conditions[0] = schemas.Condition{Name: "image",
-				DataImage: schemas.DataImage{Data: []byte("x")}}
+			p.Stages[2].Conditions[0] = schemas.Condition{
+				Name:      "image",
+				DataImage: schemas.DataImage{Data: []byte("x")},
+			}
 		}, `stages[2].conditions[0].stage: ""; must name the stage that made the file`},
 		{"two conditions of one name", func(p *P) {
 			p.Stages[2].Conditions = append(p.Stages[2].Conditions, p.Stages[2].Conditions[0])
@@ -185,8 +195,15 @@ func TestStage_Token(t *testing.T) {
 	for _, x := range []struct {
 		token, name schemas.Stage
 		round       int64
-	}{{"think", "think", 1}, {"think-2", "think", 2}, {"think-12", "think", 12}, {"a-b", "a-b", 1}, {"a-1", "a-1", 1},
-		{"a-02", "a-02", 1}, {"-2", "-2", 1}} {
+	}{
+		{"think", "think", 1},
+		{"think-2", "think", 2},
+		{"think-12", "think", 12},
+		{"a-b", "a-b", 1},
+		{"a-1", "a-1", 1},
+		{"a-02", "a-02", 1},
+		{"-2", "-2", 1},
+	} {
 		if name, round := x.token.Split(); name != x.name || round != x.round || name.Token(round) != x.token {
 			t.Errorf("%q: stage %q, round %d; want %q, %d", x.token, name, round, x.name, x.round)
 		}

@@ -45,32 +45,54 @@ func TestParseSubject(t *testing.T) {
 			schemas.PromptSubject(run):     {Kind: schemas.KindPrompt, Run: run},
 			schemas.GroupSubject(run, uid): {Kind: schemas.KindGroup, Run: run, UID: uid},
 			schemas.ControlSubject(run):    {Kind: schemas.KindControl, Run: run},
-			schemas.ParkedSubject(run, lane, uid, sample, stage): {Kind: schemas.KindParked, Run: run, Lane: lane,
-				UID: uid, Sample: s, Stage: stage},
+			schemas.ParkedSubject(run, lane, uid, sample, stage): {
+				Kind: schemas.KindParked, Run: run, Lane: lane,
+				UID: uid, Sample: s, Stage: stage,
+			},
 			schemas.PlanSubject(run, uid): {Kind: schemas.KindPlan, Run: run, UID: uid},
-			schemas.OpeningSubject(run, batch, uid): {Kind: schemas.KindOpening, Run: run, Batch: batch,
-				UID: uid},
-			schemas.RequestSubject(run, lane, uid, sample, stage): {Kind: schemas.KindRequest, Run: run, Lane: lane,
-				UID: uid, Sample: s, Stage: stage},
+			schemas.OpeningSubject(run, batch, uid): {
+				Kind: schemas.KindOpening, Run: run, Batch: batch,
+				UID: uid,
+			},
+			schemas.RequestSubject(run, lane, uid, sample, stage): {
+				Kind: schemas.KindRequest, Run: run, Lane: lane,
+				UID: uid, Sample: s, Stage: stage,
+			},
 			stepSubject: {Kind: schemas.KindStep, Run: run, UID: uid, Sample: s, Stage: stage, Attempt: attempt, Step: k},
-			schemas.PartSubject(stepSubject, part): {Kind: schemas.KindPart, Run: run, UID: uid,
-				Sample: s, Stage: stage, Attempt: attempt, Step: k, Part: q},
-			schemas.TrajectorySubject(run, uid, sample, stage): {Kind: schemas.KindTrajectory, Run: run, UID: uid,
-				Sample: s, Stage: stage},
-			schemas.VerdictSubject(run, uid, sample, name): {Kind: schemas.KindVerdict, Run: run, UID: uid,
-				Sample: s, Name: name},
-			schemas.RewardSubject(run, batch, uid, sample): {Kind: schemas.KindReward, Run: run, Batch: batch,
-				UID: uid, Sample: s},
+			schemas.PartSubject(stepSubject, part): {
+				Kind: schemas.KindPart, Run: run, UID: uid,
+				Sample: s, Stage: stage, Attempt: attempt, Step: k, Part: q,
+			},
+			schemas.TrajectorySubject(run, uid, sample, stage): {
+				Kind: schemas.KindTrajectory, Run: run, UID: uid,
+				Sample: s, Stage: stage,
+			},
+			schemas.VerdictSubject(run, uid, sample, name): {
+				Kind: schemas.KindVerdict, Run: run, UID: uid,
+				Sample: s, Name: name,
+			},
+			schemas.RewardSubject(run, batch, uid, sample): {
+				Kind: schemas.KindReward, Run: run, Batch: batch,
+				UID: uid, Sample: s,
+			},
 			schemas.AdvantageSubject(run, uid): {Kind: schemas.KindAdvantage, Run: run, UID: uid},
 			schemas.BatchSubject(run, batch):   {Kind: schemas.KindBatch, Run: run, Batch: batch},
-			schemas.PolicySubject(lane, tenant): {Kind: schemas.KindPolicy, Lane: lane,
-				Tenant: tenant},
-			schemas.AppliedSubject(lane, tenant, name): {Kind: schemas.KindApplied, Lane: lane,
-				Tenant: tenant, Instance: name},
-			schemas.UpdateSubject(run, lane, tenant, name, step): {Kind: schemas.KindUpdate, Run: run, Lane: lane,
-				Tenant: tenant, Trainer: name, Step: k},
-			schemas.DeadSubject("intake", run, uid): {Kind: schemas.KindDead, Service: "intake", Run: run,
-				UID: uid},
+			schemas.PolicySubject(lane, tenant): {
+				Kind: schemas.KindPolicy, Lane: lane,
+				Tenant: tenant,
+			},
+			schemas.AppliedSubject(lane, tenant, name): {
+				Kind: schemas.KindApplied, Lane: lane,
+				Tenant: tenant, Instance: name,
+			},
+			schemas.UpdateSubject(run, lane, tenant, name, step): {
+				Kind: schemas.KindUpdate, Run: run, Lane: lane,
+				Tenant: tenant, Trainer: name, Step: k,
+			},
+			schemas.DeadSubject("intake", run, uid): {
+				Kind: schemas.KindDead, Service: "intake", Run: run,
+				UID: uid,
+			},
 		} {
 			got, ok := schemas.ParseSubject(subject)
 			if !ok || got != want {

@@ -158,8 +158,10 @@ func textSamples(t testing.TB) []sample {
 		}},
 		{"request-interaction", func() *schemas.Request {
 			r := textRequest(t)
-			r.Text.Interaction = &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(4)),
-				TimeoutMS: new(int64(5000)), Params: map[string]string{"level": "2"}}
+			r.Text.Interaction = &schemas.Interaction{
+				Name: "tutor", MaxTurns: new(int64(4)),
+				TimeoutMS: new(int64(5000)), Params: map[string]string{"level": "2"},
+			}
 			r.Text.Logits.Answers = []int64{3}
 			r.ScheduleDigest = r.ComputeScheduleDigest()
 			return r
@@ -313,8 +315,10 @@ func TestTextRequest_LogitsBytes(t *testing.T) {
 			}
 		}
 	}
-	for k, want := range map[int64][2]int64{1: {6, 8}, 5: {30, 40}, 20: {120, 160}, 64: {384, 512}, 256: {1536, 2048},
-		1024: {6144, 8192}} {
+	for k, want := range map[int64][2]int64{
+		1: {6, 8}, 5: {30, 40}, 20: {120, 160}, 64: {384, 512}, 256: {1536, 2048},
+		1024: {6144, 8192},
+	} {
 		for i, dtype := range []string{"F16", "F32"} {
 			r := schemas.TextRequest{Logits: &schemas.Logits{Form: "topk", K: &k, DType: dtype}, Vocabulary: 128256}
 			if got := r.LogitsBytes(); got != want[i] {

@@ -28,8 +28,10 @@ func treeSamples(t testing.TB) []sample {
 	t.Helper()
 	alone := twos(1, 3)
 	alone.Leaf = new(int64(3))
-	start := &schemas.SegmentStart{StepIndex: 2, Branch: &schemas.Branch{Run: "run-1", UID: "p17", SampleIndex: 4,
-		StepIndex: 2}}
+	start := &schemas.SegmentStart{StepIndex: 2, Branch: &schemas.Branch{
+		Run: "run-1", UID: "p17", SampleIndex: 4,
+		StepIndex: 2,
+	}}
 	request, leaf, trajectory := fullRequest(t), fullRequest(t), segmentTrajectory(t)
 	request.SampleIndex, request.Start, request.Group, request.ReturnStepIndices = 6, start, treeGroup(t), []int64{2, 3}
 	leaf.SampleIndex, leaf.GroupSize, leaf.StepSeeds = 0, 1,
@@ -80,8 +82,11 @@ func TestAdvantage_Validate_tree(t *testing.T) {
 
 // Every leaf of a tree has the path that its digits say, and each step of the tree belongs to one sample.
 func TestTree_Path(t *testing.T) {
-	tree := &schemas.Tree{Branches: []schemas.BranchPoint{{StepIndex: 1, Width: 2}, {StepIndex: 4, Width: 3},
-		{StepIndex: 5, Width: 2}}}
+	tree := &schemas.Tree{Branches: []schemas.BranchPoint{
+		{StepIndex: 1, Width: 2},
+		{StepIndex: 4, Width: 3},
+		{StepIndex: 5, Width: 2},
+	}}
 	const steps = 8
 	if n := tree.Leaves(); n != 12 {
 		t.Fatalf("%d leaves, want 12", n)
@@ -127,8 +132,10 @@ func TestPrompt_Validate_tree(t *testing.T) {
 		return points
 	}
 	faults(t, func() *P {
-		return &P{Prompt: "x", ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(10)),
-			Tree: twos(2, 5)}}
+		return &P{Prompt: "x", ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(10)),
+			Tree:              twos(2, 5),
+		}}
 	}, []fault[P]{
 		{"at the first step", func(p *P) { p.Tree = twos(0) }, ""},
 		{"at the last step", func(p *P) { p.Tree = twos(9) }, ""},

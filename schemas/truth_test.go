@@ -31,8 +31,10 @@ func TestTruth(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &schemas.ScoreRequest{V: schemas.Version, Name: "x", GroundTruth: truth, Params: map[string]string{},
-			Text: new("a")}
+		e := &schemas.ScoreRequest{
+			V: schemas.Version, Name: "x", GroundTruth: truth, Params: map[string]string{},
+			Text: new("a"),
+		}
 		data, err := schemas.Encode(e)
 		if err != nil {
 			t.Fatalf("%v: %v", tt.value, err)

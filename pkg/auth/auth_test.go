@@ -213,8 +213,10 @@ func TestIdentity(t *testing.T) {
 	if got := identity("viewer").MissingRight(schemas.PromptSubject("a")); got != want {
 		t.Errorf("%q; want %q", got, want)
 	}
-	for name, text := range map[string]string{"empty": "",
-		"public": "UCN3SBM6WPYNSWFSDNUQ7VSEAGDBXYRXGTY7ZSEFFXTRUYYDQ2Z34NOW"} {
+	for name, text := range map[string]string{
+		"empty":  "",
+		"public": "UCN3SBM6WPYNSWFSDNUQ7VSEAGDBXYRXGTY7ZSEFFXTRUYYDQ2Z34NOW",
+	} {
 		file := filepath.Join(t.TempDir(), name)
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -144,8 +144,12 @@ func BenchmarkSubscription(b *testing.B) {
 // BenchmarkConsume has handlers ack steps, as the services do: few slots and many, small messages and large ones.
 func BenchmarkConsume(b *testing.B) {
 	for _, transport := range transports {
-		for _, of := range []struct{ slots, kib, n int }{{1, 4, 10_000}, {16, 4, 20_000}, {256, 4, 20_000},
-			{16, 512, 500}} {
+		for _, of := range []struct{ slots, kib, n int }{
+			{1, 4, 10_000},
+			{16, 4, 20_000},
+			{256, 4, 20_000},
+			{16, 512, 500},
+		} {
 			b.Run(fmt.Sprintf("transport=%s/slots=%d/size=%dKiB", transport, of.slots, of.kib), func(b *testing.B) {
 				e := benchEnv(b, transport)
 				p := e.NewPublisher(1024, 64<<20)

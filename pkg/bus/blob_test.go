@@ -27,8 +27,10 @@ func TestBus_blobs(t *testing.T) {
 		} {
 			ref, err := e.PutBlob(ctx, data)
 			sum := sha256.Sum256(data)
-			if err != nil || ref != (schemas.Ref{Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]),
-				Size: int64(len(data))}) {
+			if err != nil || ref != (schemas.Ref{
+				Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]),
+				Size: int64(len(data)),
+			}) {
 				t.Fatalf("%s: got %+v, %v", name, ref, err)
 			}
 			got, err := e.GetBlob(ctx, ref)
@@ -144,8 +146,10 @@ func TestBus_PutBlob_fullSays(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")
 	e.setup(t)
-	if err := e.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamBlobBucket,
-		MaxBytes: 2 << 20}); err != nil {
+	if err := e.SetLimits(t.Context(), bus.StreamLimit{
+		Stream:   schemas.StreamBlobBucket,
+		MaxBytes: 2 << 20,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	before := e.Info(t, schemas.StreamBlobBucket).State.LastSeq
@@ -261,8 +265,10 @@ func TestBus_PutBlob_replaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	entry, err := json.Marshal(jetstream.ObjectInfo{ObjectMeta: jetstream.ObjectMeta{Name: ref.Digest},
-		Bucket: ref.Bucket, NUID: "none", Size: 4})
+	entry, err := json.Marshal(jetstream.ObjectInfo{
+		ObjectMeta: jetstream.ObjectMeta{Name: ref.Digest},
+		Bucket:     ref.Bucket, NUID: "none", Size: 4,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,8 +52,10 @@ func newEnv(t testing.TB, transport string, change ...func(*natsd.Options)) *env
 
 // Who does not want to wait for a server hears at once that there is none.
 func TestConnect_NoWait(t *testing.T) {
-	for _, url := range []string{"nats://127.0.0.1:1", "nats://127.0.0.1:1,nats://127.0.0.1:2",
-		"nats://nowhere.invalid:4222"} {
+	for _, url := range []string{
+		"nats://127.0.0.1:1", "nats://127.0.0.1:1,nats://127.0.0.1:2",
+		"nats://nowhere.invalid:4222",
+	} {
 		b, err := bus.Connect(t.Context(), bus.Config{URL: url, ConnectTimeout: -1, NoWait: true}, zerolog.Nop())
 		if err == nil {
 			t.Errorf("%s: connected; want an error", url)
@@ -90,8 +92,10 @@ var digest = strings.Repeat("0", 64)
 
 // group is what events of a group without a batch carry.
 func group(uid schemas.UID) schemas.Group {
-	return schemas.Group{Batch: string(uid), Reward: []schemas.RewardSpec{},
-		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"}}
+	return schemas.Group{
+		Batch: string(uid), Reward: []schemas.RewardSpec{},
+		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"},
+	}
 }
 
 func request(run schemas.Run, uid schemas.UID, sample int64) *schemas.Request {

@@ -27,8 +27,10 @@ func Example() {
 	defer b.Close()
 	must(b.Setup(ctx))
 
-	group := schemas.Group{Batch: "fox", Reward: []schemas.RewardSpec{{Name: "ocr"}},
-		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"}}
+	group := schemas.Group{
+		Batch: "fox", Reward: []schemas.RewardSpec{{Name: "ocr"}},
+		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"},
+	}
 	request := &schemas.Request{
 		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "demo", Lane: "tiny", UID: "fox", SampleIndex: 0, GroupSize: 1},
 		Sampling: schemas.Sampling{

@@ -139,8 +139,10 @@ func TestPublisher_parts(t *testing.T) {
 				defer p.Close()
 				in := step("u1", 0, "a1", 3, size)
 				mean := bytes.Repeat([]byte{1, 2, 3, 4}, 1000)
-				in.Debug = []schemas.NamedTensor{{Name: "mean",
-					Tensor: schemas.Tensor{DType: "U8", Shape: []int64{4000}, Data: mean}}}
+				in.Debug = []schemas.NamedTensor{{
+					Name:   "mean",
+					Tensor: schemas.Tensor{DType: "U8", Shape: []int64{4000}, Data: mean},
+				}}
 				want := bytes.Clone(in.Latents[0].Tensor.Data)
 				f, err := p.PublishStep(ctx, in, nil)
 				if err != nil {
@@ -193,8 +195,10 @@ func TestSplitParts_joinParts(t *testing.T) {
 		sizes := rapid.SliceOfN(rapid.IntRange(0, 100_000), 0, 4).Draw(t, "sizes")
 		for i, n := range sizes {
 			data := bytes.Repeat([]byte{byte(i + 1), 7, byte(n)}, n/3+1)[:n]
-			in.Latents = append(in.Latents, schemas.IndexedTensor{Index: int64(i),
-				Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n)}, Data: data}})
+			in.Latents = append(in.Latents, schemas.IndexedTensor{
+				Index:  int64(i),
+				Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n)}, Data: data},
+			})
 		}
 		out := in.Detached().(*schemas.Step)
 		sums, err := schemas.SumTensors(in)
@@ -259,8 +263,10 @@ func TestJoinParts_hostile(t *testing.T) {
 		"upper-case digest": {First: 0, Count: 1, Size: 1000, Digest: "541B3E9DAA09B20BF85FA273E5CBD3E80185AA4EC298E765DB87742B70138A53"},
 	} {
 		fetched = 0
-		s := &schemas.Step{Stage: schemas.StageMain,
-			Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{DType: "U8", Parts: &p}}}}
+		s := &schemas.Step{
+			Stage:   schemas.StageMain,
+			Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{DType: "U8", Parts: &p}}},
+		}
 		if err := bus.JoinParts(s, part); err == nil {
 			t.Errorf("%s: accepted", name)
 		}

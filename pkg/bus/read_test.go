@@ -265,8 +265,10 @@ func TestBus_LastMany(t *testing.T) {
 		}
 		publish(700, 0) // several pages
 		check(700)
-		two, err := e.LastMany(ctx, schemas.StreamRewards, []string{schemas.RewardFilter("r1", "u1", "u1"),
-			schemas.RewardFilter("r1", "u5", "u5")})
+		two, err := e.LastMany(ctx, schemas.StreamRewards, []string{
+			schemas.RewardFilter("r1", "u1", "u1"),
+			schemas.RewardFilter("r1", "u5", "u5"),
+		})
 		if err != nil || len(two) != 2 {
 			t.Errorf("two filters: got %d, %v", len(two), err)
 		}

@@ -58,8 +58,10 @@ func TestBus_Setup_repairsAndRefuses(t *testing.T) {
 	if err := e.JetStream().DeleteStream(ctx, schemas.StreamSteps); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.JetStream().CreateStream(ctx, jetstream.StreamConfig{Name: schemas.StreamSteps,
-		Subjects: []string{"mdr.v1.step.>"}}); err != nil {
+	if _, err := e.JetStream().CreateStream(ctx, jetstream.StreamConfig{
+		Name:     schemas.StreamSteps,
+		Subjects: []string{"mdr.v1.step.>"},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	err := e.Setup(ctx)

@@ -27,8 +27,10 @@ func rollout(t *testing.T, e *env) (*schemas.Trajectory, []*schemas.Step) {
 		case 1:
 			s.Latents = nil
 		case 2:
-			s.Latents = append(s.Latents, schemas.IndexedTensor{Index: 3,
-				Tensor: step("u1", 0, attempt, 3, 8).Latents[0].Tensor})
+			s.Latents = append(s.Latents, schemas.IndexedTensor{
+				Index:  3,
+				Tensor: step("u1", 0, attempt, 3, 8).Latents[0].Tensor,
+			})
 		}
 		f, err := p.PublishStep(t.Context(), s, nil)
 		if err != nil {

@@ -180,8 +180,10 @@ func TestBus_Faults_full(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range stats {
-		if want := map[string]string{schemas.StreamRequests: bus.StateFull,
-			schemas.StreamPrompts: bus.StateOK}[s.Name]; want != "" && s.State != want {
+		if want := map[string]string{
+			schemas.StreamRequests: bus.StateFull,
+			schemas.StreamPrompts:  bus.StateOK,
+		}[s.Name]; want != "" && s.State != want {
 			t.Errorf("%s is %s, want %s", s.Name, s.State, want)
 		}
 	}
@@ -193,13 +195,17 @@ func TestBus_SetLimits_moves(t *testing.T) {
 	e := newEnv(t, "in-process", func(o *natsd.Options) { o.MaxFileStore = 64 << 20 })
 	e.setup(t)
 	for err := error(nil); err == nil; {
-		err = e.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamDead,
-			MaxBytes: e.Info(t, schemas.StreamDead).Config.MaxBytes + 1<<20})
+		err = e.SetLimits(t.Context(), bus.StreamLimit{
+			Stream:   schemas.StreamDead,
+			MaxBytes: e.Info(t, schemas.StreamDead).Config.MaxBytes + 1<<20,
+		})
 	}
 	steps, trajectories := e.Info(t, schemas.StreamSteps).Config.MaxBytes,
 		e.Info(t, schemas.StreamTrajectories).Config.MaxBytes
-	limits := []bus.StreamLimit{{Stream: schemas.StreamTrajectories, MaxBytes: trajectories + 2<<20},
-		{Stream: schemas.StreamSteps, MaxBytes: steps - 2<<20}}
+	limits := []bus.StreamLimit{
+		{Stream: schemas.StreamTrajectories, MaxBytes: trajectories + 2<<20},
+		{Stream: schemas.StreamSteps, MaxBytes: steps - 2<<20},
+	}
 	if limits[0].MaxBytes >= limits[1].MaxBytes {
 		t.Fatalf("%+v; want more for the smaller one", limits)
 	}
@@ -221,8 +227,10 @@ func TestBus_Faults_unconfirmed(t *testing.T) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 7*time.Second)
 	defer stop()
-	if _, err := e.Publish(ctx, &schemas.Verdict{Run: "r1", UID: "u1", Name: "external", Value: new(1.0),
-		At: 1}); err == nil {
+	if _, err := e.Publish(ctx, &schemas.Verdict{
+		Run: "r1", UID: "u1", Name: "external", Value: new(1.0),
+		At: 1,
+	}); err == nil {
 		t.Fatal("published to a stream that is not there")
 	}
 	if _, err := e.Faults(t.Context()); err == nil || !strings.Contains(err.Error(), schemas.StreamVerdicts) {
@@ -232,8 +240,10 @@ func TestBus_Faults_unconfirmed(t *testing.T) {
 	if f := fault(t, e.Bus, schemas.StreamVerdicts); f == nil || f.Full() || f.Err == nil {
 		t.Errorf("nothing was confirmed: %+v", f)
 	}
-	if _, err := e.Publish(t.Context(), &schemas.Verdict{Run: "r1", UID: "u1", Name: "external", Value: new(1.0),
-		At: 1}); err != nil {
+	if _, err := e.Publish(t.Context(), &schemas.Verdict{
+		Run: "r1", UID: "u1", Name: "external", Value: new(1.0),
+		At: 1,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if f := fault(t, e.Bus, schemas.StreamVerdicts); f != nil {

@@ -74,8 +74,10 @@ func groups(t *testing.T, c *client.Client, run schemas.Run, after client.Cursor
 func TestConnect_Errors(t *testing.T) {
 	t.Parallel()
 	p := newPipeline(t, "s3cret")
-	bare, err := natsd.Start(t.Context(), natsd.Options{StoreDir: t.TempDir(), Listen: "127.0.0.1:0",
-		Log: zerolog.Nop()})
+	bare, err := natsd.Start(t.Context(), natsd.Options{
+		StoreDir: t.TempDir(), Listen: "127.0.0.1:0",
+		Log: zerolog.Nop(),
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,8 +315,10 @@ func TestClient_Errors(t *testing.T) {
 		if _, err := c.Trajectory(ctx, "r", "nobody", 0); !errors.Is(err, client.ErrNotFound) {
 			t.Errorf("%v; want ErrNotFound", err)
 		}
-		absent := &schemas.Trajectory{Media: []schemas.Medium{{Kind: schemas.KindImage,
-			Ref: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1}}}}
+		absent := &schemas.Trajectory{Media: []schemas.Medium{{
+			Kind: schemas.KindImage,
+			Ref:  &schemas.Ref{Bucket: schemas.BlobBucket, Digest: strings.Repeat("0", 64), Size: 1},
+		}}}
 		if _, err := c.Medium(ctx, absent, schemas.KindImage); !errors.Is(err, client.ErrNotFound) {
 			t.Errorf("image: %v; want ErrNotFound", err)
 		}
@@ -348,8 +352,10 @@ func TestClient_WhatIsStored(t *testing.T) {
 		publish(t, c, "r", prompt("judged",
 			func(p *schemas.Prompt) { p.Reward = []schemas.RewardSpec{{Name: "external"}} }))
 		give := func(value float64) error {
-			return c.Verdict(ctx, &schemas.Verdict{Run: "r", UID: "judged", Name: "external", Value: &value,
-				At: time.Now().UnixNano()})
+			return c.Verdict(ctx, &schemas.Verdict{
+				Run: "r", UID: "judged", Name: "external", Value: &value,
+				At: time.Now().UnixNano(),
+			})
 		}
 		if err := errors.Join(give(0.5), give(0.5)); err != nil {
 			t.Errorf("the same twice: %v", err)

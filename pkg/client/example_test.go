@@ -81,8 +81,10 @@ func ExampleClient_Groups() {
 	}
 	defer c.Close()
 	for _, uid := range []schemas.UID{"fox", "hen", "owl"} {
-		p := client.Prompt{Prompt: "a red " + string(uid), UID: uid, GroupSize: 1, NumInferenceSteps: 2,
-			Reward: []client.RewardSpec{{Name: "synthetic"}}}
+		p := client.Prompt{
+			Prompt: "a red " + string(uid), UID: uid, GroupSize: 1, NumInferenceSteps: 2,
+			Reward: []client.RewardSpec{{Name: "synthetic"}},
+		}
 		if _, err := c.Ask(ctx, "demo", p); err != nil {
 			panic(err)
 		}

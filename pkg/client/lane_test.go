@@ -30,8 +30,10 @@ func TestPolicy_OfOneLane(t *testing.T) {
 	}
 	serve := func(lane schemas.Lane) {
 		t.Helper()
-		e := &schemas.Presence{Service: schemas.ServiceSampler, Instance: "sampler-" + string(lane), Lane: lane,
-			At: time.Now().UnixNano()}
+		e := &schemas.Presence{
+			Service: schemas.ServiceSampler, Instance: "sampler-" + string(lane), Lane: lane,
+			At: time.Now().UnixNano(),
+		}
 		p.Forge(t, schemas.PresenceSubject(e.Instance), bustest.Encode(t, e))
 	}
 	is := func(want, refusal string) {

@@ -36,7 +36,8 @@ func lineCounter(batches []dataset.Batch) [][]int {
 
 // choose returns all batches that a choice yields; one without a size is whole.
 func choose(records iter.Seq2[dataset.Record, error], c dataset.Choice) (all []dataset.Batch, r dataset.Report,
-	err error) {
+	err error,
+) {
 	for b, err := range dataset.Choose(records, c, &r) {
 		if err != nil {
 			return nil, r, err

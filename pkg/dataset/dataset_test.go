@@ -226,8 +226,10 @@ func TestRead_PromptsAreLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []object{{"prompt": "a", "metadata": []any{int64(1)}},
-		{"prompt": "a", "seed": int64(-1), "rollout": int64(3)}}
+	want := []object{
+		{"prompt": "a", "metadata": []any{int64(1)}},
+		{"prompt": "a", "seed": int64(-1), "rollout": int64(3)},
+	}
 	for i, r := range d.Records {
 		if !reflect.DeepEqual(r.Fields, want[i]) {
 			t.Errorf("record %d is %v, want %v", i, r.Fields, want[i])

@@ -54,8 +54,10 @@ func TestChoose_Batches(t *testing.T) {
 	if len(orders) < 2 {
 		t.Errorf("all passes in one order: %v", shuffled)
 	}
-	if again := display(dataset.Choice{BatchSize: 3, Batches: 2,
-		Shuffle: new(int64(3))}); fmt.Sprint(again) != fmt.Sprint(shuffled[:2]) {
+	if again := display(dataset.Choice{
+		BatchSize: 3, Batches: 2,
+		Shuffle: new(int64(3)),
+	}); fmt.Sprint(again) != fmt.Sprint(shuffled[:2]) {
 		t.Errorf("fewer batches are others: %v", again)
 	}
 	set.Records[0].Fields["metadata"] = map[string]any{"k": "v"}
@@ -67,8 +69,13 @@ func TestChoose_Batches(t *testing.T) {
 	if batches[3].Records[0].Fields["metadata"].(map[string]any)["k"] != "v" {
 		t.Error("the records of two passes share their fields")
 	}
-	for _, bad := range []dataset.Choice{{Batches: 2}, {Batches: -1, BatchSize: 1},
-		{BatchSize: 1 << 11, Batches: 1 << 11}, {Spares: -1}, {Limit: 1, Spares: 1}} {
+	for _, bad := range []dataset.Choice{
+		{Batches: 2},
+		{Batches: -1, BatchSize: 1},
+		{BatchSize: 1 << 11, Batches: 1 << 11},
+		{Spares: -1},
+		{Limit: 1, Spares: 1},
+	} {
 		if _, _, err := choose(each(set.Records), bad); err == nil || !strings.Contains(err.Error(), "must be") {
 			t.Errorf("%+v: %v, want a fault", bad, err)
 		}

@@ -35,8 +35,10 @@ func TestRead_Reports(t *testing.T) {
 	}
 	asked := func(text string, metadata object) object { return object{"prompt": text, "metadata": metadata} }
 	rule := object{"style": "rule"}
-	find := asked("Find x.", object{"data_source": "hiyouga/geometry3k", "ability": "math", "index": int64(0),
-		"reward_model": rule})
+	find := asked("Find x.", object{
+		"data_source": "hiyouga/geometry3k", "ability": "math", "index": int64(0),
+		"reward_model": rule,
+	})
 	find["conditions"] = object{"image": []any{object{"bytes": "iVBORw0KGgo="}}}
 	for _, tt := range []struct {
 		file, column string
@@ -129,8 +131,11 @@ func TestRead_Refused(t *testing.T) {
 			t.Errorf("%s with %q: %v\nwant %s", tt.file, tt.text, err, tt.want)
 		}
 	}
-	for _, tt := range []struct{ file, text string }{{"-", "caption,seed\na,1\n"}, {"p.txt", "a\n"},
-		{"p.jsonl", "\"a\"\n"}} {
+	for _, tt := range []struct{ file, text string }{
+		{"-", "caption,seed\na,1\n"},
+		{"p.txt", "a\n"},
+		{"p.jsonl", "\"a\"\n"},
+	} {
 		_, err := readAll(strings.NewReader(tt.text), tt.file, dataset.Options{Fields: fields, PromptColumn: "caption"})
 		if err == nil || !strings.Contains(err.Error(), "line 1: \"") &&
 			!strings.Contains(err.Error(), "looks like the header of a table") {
@@ -148,8 +153,12 @@ func TestRead_Refused(t *testing.T) {
 func TestRead_NothingIsLost(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	value := func() any {
-		return []any{"v" + fmt.Sprint(random.Uint32()), int64(random.Uint32()), true, []any{"x"}, object{"k": int64(1)},
-			0.5}[random.IntN(6)]
+		return []any{
+			"v" + fmt.Sprint(random.Uint32()), int64(random.Uint32()), true,
+			[]any{"x"},
+			object{"k": int64(1)},
+			0.5,
+		}[random.IntN(6)]
 	}
 	for i := range 3000 {
 		name, v := fmt.Sprintf("zz%d", random.Uint32()), value()
@@ -163,9 +172,11 @@ func TestRead_NothingIsLost(t *testing.T) {
 		}
 		part := object{"type": "text", "text": "12+30=?"}
 		message["content"] = []any{part}
-		places := []object{record, record["reward_model"].(object),
+		places := []object{
+			record, record["reward_model"].(object),
 			record["reward_model"].(object)["ground_truth"].(object), record["extra_info"].(object),
-			record["rollout"].(object), record["metadata"].(object), record["metadata"].(object)["m"].(object)}
+			record["rollout"].(object), record["metadata"].(object), record["metadata"].(object)["m"].(object),
+		}
 		if i%2 == 1 {
 			places = append(places, message, part)
 		}
@@ -202,8 +213,10 @@ func TestRead_RowsAreObjects(t *testing.T) {
 	}
 	var columns bytes.Buffer
 	w := parquet.NewGenericWriter[row](&columns)
-	if _, err := w.Write([]row{{Prompt: "a, b", Seed: new(int64(7)), Steps: new(4.0), Scale: new(3.5),
-		Validation: new(true), Sigmas: []float64{1, 0.5}, Note: "n"}}); err != nil {
+	if _, err := w.Write([]row{{
+		Prompt: "a, b", Seed: new(int64(7)), Steps: new(4.0), Scale: new(3.5),
+		Validation: new(true), Sigmas: []float64{1, 0.5}, Note: "n",
+	}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.Close(); err != nil {
@@ -294,8 +307,10 @@ func TestChoose_ReadsNoFurther(t *testing.T) {
 // The column that is named is the prompt; one called prompt beside it is metadata.
 func TestRead_PromptColumn(t *testing.T) {
 	for name, text := range map[string]string{"p.csv": "caption,prompt\na,b\n", "p.jsonl": `{"caption": "a", "prompt": "b"}`} {
-		d, err := readAll(strings.NewReader(text), name, dataset.Options{Fields: fields, PromptColumn: "caption",
-			Misspelt: func(string) string { return "prompt" }})
+		d, err := readAll(strings.NewReader(text), name, dataset.Options{
+			Fields: fields, PromptColumn: "caption",
+			Misspelt: func(string) string { return "prompt" },
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -95,8 +95,13 @@ func TestEstimate_Means(t *testing.T) {
 func TestEstimate_ConstantGroups(t *testing.T) {
 	for _, std := range []string{schemas.StdGroup, schemas.StdGlobal, schemas.StdNone} {
 		for _, basis := range []string{schemas.BasisSample, schemas.BasisExpanded, schemas.BasisPopulation} {
-			for _, rewards := range [][]float64{{.1, .1, .1}, {.7, .7, .7}, {.7}, {1e300, 1e300},
-				{math.MaxFloat64, math.MaxFloat64, math.MaxFloat64}} {
+			for _, rewards := range [][]float64{
+				{.1, .1, .1},
+				{.7, .7, .7},
+				{.7},
+				{1e300, 1e300},
+				{math.MaxFloat64, math.MaxFloat64, math.MaxFloat64},
+			} {
 				cfg := config(std, basis, 3)
 				cfg.Epsilon = 1e-300
 				if std == schemas.StdGlobal && len(rewards) == 1 && basis == schemas.BasisSample {

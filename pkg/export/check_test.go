@@ -16,8 +16,10 @@ import (
 // eventFile is an event as a file of an export.
 func eventFile(t *testing.T, stream string, seq uint64, e schemas.Keyed) file {
 	t.Helper()
-	return file{fmt.Sprintf("%s/%010d-%s.msgpack", stream, seq, schemas.StoredSubject(e.Subject())),
-		bustest.Encode(t, e)}
+	return file{
+		fmt.Sprintf("%s/%010d-%s.msgpack", stream, seq, schemas.StoredSubject(e.Subject())),
+		bustest.Encode(t, e),
+	}
 }
 
 // What is no valid event of its subject is refused by its name and cause, by all who read an archive, and before

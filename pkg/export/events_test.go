@@ -26,8 +26,10 @@ func stepOf(run schemas.Run, uid schemas.UID, sample, index int64, latents []byt
 
 // completed is a sample that has ended, without image, and with these steps.
 func completed(run schemas.Run, uid schemas.UID, sample int64, steps ...schemas.StepRef) *schemas.Trajectory {
-	e := &schemas.Trajectory{Identity: schemas.Identity{Stage: schemas.StageMain}, Steps: steps, ContentDigest: digest,
-		ScheduleDigest: digest}
+	e := &schemas.Trajectory{
+		Identity: schemas.Identity{Stage: schemas.StageMain}, Steps: steps, ContentDigest: digest,
+		ScheduleDigest: digest,
+	}
 	e.Run, e.UID, e.SampleIndex, e.GroupSize, e.Lane = run, uid, sample, 16, "lane"
 	e.Attempt, e.WeightsDigest, e.Sampler, e.Backend = "a", digest, "s", "cpu"
 	e.StopReason, e.Prompt, e.Height, e.Width, e.TrueCFGScale = schemas.StopCompleted, "a red fox", 64, 64, 1

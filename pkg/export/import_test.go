@@ -90,8 +90,10 @@ func TestImport_GoesOn(t *testing.T) {
 	outcomes := map[string]string{
 		schemas.StreamTrajectories: schemas.StopCompleted, schemas.StreamRewards: schemas.StatusFailed,
 	}
-	for stream, n := range map[string]int{schemas.StreamPrompts: 1, schemas.StreamGroups: 1, schemas.StreamSteps: 2,
-		schemas.StreamTrajectories: 1, schemas.StreamRewards: 1} {
+	for stream, n := range map[string]int{
+		schemas.StreamPrompts: 1, schemas.StreamGroups: 1, schemas.StreamSteps: 2,
+		schemas.StreamTrajectories: 1, schemas.StreamRewards: 1,
+	} {
 		stored := 0
 		for m, err := range p.Read(t.Context(), stream, nil, bus.ReadOptions{}) {
 			if err != nil {

@@ -29,8 +29,10 @@ func recorded(t *testing.T) *bustest.Plane {
 	for i := range int64(3) {
 		step := &schemas.Step{Stage: schemas.StageMain, Run: "r", UID: "u", SampleIndex: i, Attempt: "a"}
 		put(step.Subject(), step)
-		made := &schemas.Trajectory{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "u",
-			SampleIndex: i}}
+		made := &schemas.Trajectory{Identity: schemas.Identity{
+			Stage: schemas.StageMain, Run: "r", UID: "u",
+			SampleIndex: i,
+		}}
 		put(made.Subject(), made)
 		put(schemas.RewardSubject("r", "u", "u", i), &schemas.Reward{Run: "r", UID: "u", SampleIndex: i})
 	}
@@ -154,8 +156,10 @@ func TestPlayMessage(t *testing.T) {
 	if subject != "replay.night.trajectory.r.u.0.main" {
 		t.Errorf("on %s", subject)
 	}
-	for _, prefix := range []string{"", "mdr", "mdr.v1", "replays", "replay.", "replay.*", "replay.>", "$JS.replay",
-		"replay.a b"} {
+	for _, prefix := range []string{
+		"", "mdr", "mdr.v1", "replays", "replay.", "replay.*", "replay.>", "$JS.replay",
+		"replay.a b",
+	} {
 		if _, _, err := export.PlayMessage(prefix, stored); err == nil || !strings.Contains(err.Error(), `must be "replay"`) {
 			t.Errorf("prefix %q: %v", prefix, err)
 		}

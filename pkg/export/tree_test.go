@@ -92,8 +92,10 @@ func TestWrite_Tree(t *testing.T) {
 	}
 	at := func(branch, child int) export.Part {
 		c := a.Branches[branch].Children[child]
-		return export.Part{SampleIndex: c.SampleIndex, StepIndex: a.Branches[branch].StepIndex, Leaves: c.Leaves,
-			Advantage: c.Advantage}
+		return export.Part{
+			SampleIndex: c.SampleIndex, StepIndex: a.Branches[branch].StepIndex, Leaves: c.Leaves,
+			Advantage: c.Advantage,
+		}
 	}
 	root := export.Part{Leaves: 4}
 	type place struct {

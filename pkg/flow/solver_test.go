@@ -72,8 +72,10 @@ func path(t *testing.T, p flow.Plan, x float32, v flowtest.Velocity) []float32 {
 func TestSolver_GaussianErrors(t *testing.T) {
 	want := map[flow.Solver]map[int]float64{
 		flow.Euler: {4: -0.1594594594594595, 8: -0.0852154455185223, 16: -0.0443169066083664, 32: -0.0226364299252734},
-		flow.Heun: {4: 0.004834695562346281, 8: 0.002441425924176288, 16: 0.000763809841727747,
-			32: 0.000209996407583679},
+		flow.Heun: {
+			4: 0.004834695562346281, 8: 0.002441425924176288, 16: 0.000763809841727747,
+			32: 0.000209996407583679,
+		},
 		flow.RK4: {4: 6.070037e-06, 8: 7.03065e-08, 16: 8.94623e-08, 32: 8.54614e-09},
 	}
 	for solver, errors := range want {

@@ -37,8 +37,10 @@ func TestSums(t *testing.T) {
 			t.Errorf("%s %q: %+v, %v; want %q", c.prompt, c.answer, reply, err, c.says)
 		}
 	}
-	r := &schemas.InteractRequest{Stage: schemas.StageMain, Name: interaction.Sums,
-		Messages: []schemas.Message{{Role: "user", Content: "what is it?"}, {Role: "assistant", Content: "1"}}}
+	r := &schemas.InteractRequest{
+		Stage: schemas.StageMain, Name: interaction.Sums,
+		Messages: []schemas.Message{{Role: "user", Content: "what is it?"}, {Role: "assistant", Content: "1"}},
+	}
 	_, err := interaction.Ask(t.Context(), nil, r, 0)
 	if f, ok := errors.AsType[*interaction.Fault](err); !ok || f.State != schemas.ConversationError ||
 		!strings.Contains(err.Error(), "no sum such as") {

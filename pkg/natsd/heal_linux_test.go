@@ -68,8 +68,10 @@ func TestServer_fullDisk(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S",
-				Subjects: []string{"s.*"}}); err != nil {
+			if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+				Name:     "S",
+				Subjects: []string{"s.*"},
+			}); err != nil {
 				t.Fatal(err)
 			}
 			ballast := fill(t, disk, 4<<20)

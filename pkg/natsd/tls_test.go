@@ -33,8 +33,10 @@ func certified(t *testing.T) *natsd.TLS {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour),
-		NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	secret, err2 := x509.MarshalPKCS8PrivateKey(key)
 	dir := t.TempDir()

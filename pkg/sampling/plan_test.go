@@ -55,8 +55,10 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 	if s, err := sampling.Schedule(early); err != nil || s.Own != nil {
 		t.Errorf("a pipeline that is not loaded: %+v, %v; want a schedule for an estimate", s, err)
 	}
-	if _, err := sampling.Schedule(&schemas.Policy{Tenant: schemas.TenantMain, SchedulerConfig: []byte(dynamic),
-		Mu: "none"}); err == nil {
+	if _, err := sampling.Schedule(&schemas.Policy{
+		Tenant: schemas.TenantMain, SchedulerConfig: []byte(dynamic),
+		Mu: "none",
+	}); err == nil {
 		t.Error("dynamic shifting without a rule for mu is accepted")
 	}
 }

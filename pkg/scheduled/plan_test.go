@@ -146,8 +146,10 @@ func TestSettings_DrawLaws(t *testing.T) {
 		n := rapid.IntRange(2, 5000).Draw(t, "n")
 		s := settings(rapid.IntRange(0, n-1).Draw(t, "m"), rapid.Float64Range(0, 1).Draw(t, "p"))
 		s.Timesteps = n
-		s.Strategy = rapid.SampledFrom([]scheduled.Strategy{scheduled.Uniform, scheduled.BiasedEarly,
-			scheduled.BiasedLate}).Draw(t, "strategy")
+		s.Strategy = rapid.SampledFrom([]scheduled.Strategy{
+			scheduled.Uniform, scheduled.BiasedEarly,
+			scheduled.BiasedLate,
+		}).Draw(t, "strategy")
 		timesteps := rapid.SliceOfN(rapid.Float64Range(0, float64(n)-1), 1, 20).Draw(t, "timesteps")
 		seed, step := rapid.Uint64().Draw(t, "seed"), rapid.IntRange(0, 1<<32-1).Draw(t, "step")
 		p, err := s.Draw(seed, step, timesteps)
@@ -239,8 +241,10 @@ func TestSettings_Validate(t *testing.T) {
 	}
 	// All faults at once.
 	err := scheduled.Settings{}.Validate()
-	for _, field := range []string{"timesteps", "strategy", "ramp_shape", "prediction", "compat", "sampler",
-		"reflexflow"} {
+	for _, field := range []string{
+		"timesteps", "strategy", "ramp_shape", "prediction", "compat", "sampler",
+		"reflexflow",
+	} {
 		if err == nil || !strings.Contains(err.Error(), field+":") {
 			t.Errorf("%v lacks %s", err, field)
 		}

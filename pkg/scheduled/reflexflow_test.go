@@ -33,8 +33,10 @@ type reflexSpec struct {
 }
 
 func (r reflexSpec) predictions() scheduled.Predictions {
-	return scheduled.Predictions{Clean: r.Clean, Biased: r.Biased, Pred: r.Pred, Target: r.Target, Noisy: r.Noisy,
-		X0: r.X0}
+	return scheduled.Predictions{
+		Clean: r.Clean, Biased: r.Biased, Pred: r.Pred, Target: r.Target, Noisy: r.Noisy,
+		X0: r.X0,
+	}
 }
 
 func terms(t *testing.T, r scheduled.ReflexFlow, p scheduled.Predictions) scheduled.Terms {

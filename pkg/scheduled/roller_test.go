@@ -117,8 +117,10 @@ func run[T scheduled.Float](t *testing.T, c rollCase) ([]scheduled.Step, [][]flo
 	x := make([]T, len(c.X0))
 	scheduled.Noised(x, convert[T](c.X0), convert[T](c.Noise), levels.At(float64(c.Source)))
 	start := slices.Clone(x)
-	r, err := scheduled.NewRoller(scheduled.Rollout{Levels: levels, Sampler: c.Sampler, Order: c.Order,
-		Compat: c.Compat, Source: c.Source, Target: c.Target}, x)
+	r, err := scheduled.NewRoller(scheduled.Rollout{
+		Levels: levels, Sampler: c.Sampler, Order: c.Order,
+		Compat: c.Compat, Source: c.Source, Target: c.Target,
+	}, x)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,8 +210,10 @@ func TestRoll_SimpleTunersLibrary(t *testing.T) {
 	most := map[scheduled.Sampler]int{scheduled.UniPC: 3, scheduled.UniP: 6}
 	for _, c := range golden.Rolls {
 		if n := most[c.Sampler]; n > 0 && c.Order > n {
-			r := scheduled.Rollout{Levels: c.levels(t), Sampler: c.Sampler, Order: c.Order, Compat: c.Compat,
-				Source: c.Source}
+			r := scheduled.Rollout{
+				Levels: c.levels(t), Sampler: c.Sampler, Order: c.Order, Compat: c.Compat,
+				Source: c.Source,
+			}
 			want := fmt.Sprintf("order: %d; must be at most %d with %s", c.Order, n, c.Sampler)
 			if _, err := scheduled.NewRoller(r, []float64{1}); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v; want %s", c.Name, err, want)
@@ -232,8 +236,13 @@ type stepping struct {
 }
 
 func allSamplers() []stepping {
-	all := []stepping{{scheduled.Euler, 1}, {scheduled.DPM, 1}, {scheduled.DPM, 2}, {scheduled.DPM, 3},
-		{scheduled.RK4, 4}}
+	all := []stepping{
+		{scheduled.Euler, 1},
+		{scheduled.DPM, 1},
+		{scheduled.DPM, 2},
+		{scheduled.DPM, 3},
+		{scheduled.RK4, 4},
+	}
 	for order := 1; order <= 9; order++ {
 		all = append(all, stepping{scheduled.UniPC, order}, stepping{scheduled.UniP, order})
 	}
@@ -300,8 +309,10 @@ func TestRoll_ConvergenceOrder(t *testing.T) {
 				}
 				at := func(l scheduled.Level) float64 { return math.Sqrt(l.A*l.A*sd*sd + l.U*l.U) }
 				source, target := (n-1)*9/10, (n-1)/10
-				r, err := scheduled.NewRoller(scheduled.Rollout{Levels: levels, Sampler: c.sampler, Order: c.order,
-					Compat: scheduled.Exact, Source: source, Target: target},
+				r, err := scheduled.NewRoller(scheduled.Rollout{
+					Levels: levels, Sampler: c.sampler, Order: c.order,
+					Compat: scheduled.Exact, Source: source, Target: target,
+				},
 					[]float64{at(levels.At(float64(source)))})
 				if err != nil {
 					t.Fatal(err)
@@ -323,15 +334,19 @@ func TestRoll_ConvergenceOrder(t *testing.T) {
 
 // Latents of one rollout have the same bits however many others are in hand.
 func TestRoller_Interleaved(t *testing.T) {
-	c := rollCase{Prediction: scheduled.V, Timesteps: 100, BetaFirst: 1e-3, BetaLast: 0.1, X0: []float64{0.5, -0.2},
-		Noise: []float64{1, 0.3}, Source: 60, Target: 50}
+	c := rollCase{
+		Prediction: scheduled.V, Timesteps: 100, BetaFirst: 1e-3, BetaLast: 0.1, X0: []float64{0.5, -0.2},
+		Noise: []float64{1, 0.3}, Source: 60, Target: 50,
+	}
 	c.Model.Scale, c.Model.Shift = 0.7, 0.1
 	levels := c.levels(t)
 	predict := model[float32](c, levels)
 	var rollers []*scheduled.Roller[float32]
 	for _, s := range allSamplers() {
-		r, err := scheduled.NewRoller(scheduled.Rollout{Levels: levels, Sampler: s.sampler, Order: s.order,
-			Compat: scheduled.Exact, Source: c.Source, Target: c.Target}, []float32{0.4, -0.9})
+		r, err := scheduled.NewRoller(scheduled.Rollout{
+			Levels: levels, Sampler: s.sampler, Order: s.order,
+			Compat: scheduled.Exact, Source: c.Source, Target: c.Target,
+		}, []float32{0.4, -0.9})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -359,8 +374,10 @@ func TestRoller_Interleaved(t *testing.T) {
 		}
 	}
 	for i, s := range allSamplers() {
-		alone, err := scheduled.NewRoller(scheduled.Rollout{Levels: levels, Sampler: s.sampler, Order: s.order,
-			Compat: scheduled.Exact, Source: c.Source, Target: c.Target}, []float32{0.4, -0.9})
+		alone, err := scheduled.NewRoller(scheduled.Rollout{
+			Levels: levels, Sampler: s.sampler, Order: s.order,
+			Compat: scheduled.Exact, Source: c.Source, Target: c.Target,
+		}, []float32{0.4, -0.9})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -380,15 +397,21 @@ func TestRoller_Interleaved(t *testing.T) {
 
 // A flow rollout by Euler is what pkg/flow's Sample makes of the same sigmas.
 func TestRoll_AgreesWithFlow(t *testing.T) {
-	c := rollCase{Prediction: scheduled.Flow, Timesteps: 1000, X0: []float64{0.5}, Noise: []float64{1}, Source: 603,
-		Target: 600, Sampler: scheduled.Euler}
+	c := rollCase{
+		Prediction: scheduled.Flow, Timesteps: 1000, X0: []float64{0.5}, Noise: []float64{1}, Source: 603,
+		Target: 600, Sampler: scheduled.Euler,
+	}
 	c.Model.Scale, c.Model.Shift = 0.5, 0.1
 	_, states := run[float32](t, c)
 	levels := c.levels(t)
-	sigmas := []float32{float32(levels.At(603).U), float32(levels.At(602).U), float32(levels.At(601).U),
-		float32(levels.At(600).U), 0}
-	plan := flow.Plan{Sigmas: sigmas, Transitions: flow.Transitions(flow.ODE, nil, 4), Solver: flow.Euler,
-		LogProb: flow.Density, Storage: tensor.F32}
+	sigmas := []float32{
+		float32(levels.At(603).U), float32(levels.At(602).U), float32(levels.At(601).U),
+		float32(levels.At(600).U), 0,
+	}
+	plan := flow.Plan{
+		Sigmas: sigmas, Transitions: flow.Transitions(flow.ODE, nil, 4), Solver: flow.Euler,
+		LogProb: flow.Density, Storage: tensor.F32,
+	}
 	i := 0
 	_, err := flowtest.Sample(t.Context(), plan, []float32{float32(states[0][0])},
 		func(_ context.Context, dst, x []float32, _ float32) error {
@@ -407,8 +430,10 @@ func TestRoll_AgreesWithFlow(t *testing.T) {
 // The public trainer's way: flow models step with Euler whatever the sampler is, and epsilon
 // and v models get noisier.
 func TestRoll_SimpleTuner(t *testing.T) {
-	c := rollCase{Prediction: scheduled.Flow, Timesteps: 100, X0: []float64{0.5}, Noise: []float64{1}, Source: 56,
-		Target: 46, Compat: scheduled.SimpleTuner}
+	c := rollCase{
+		Prediction: scheduled.Flow, Timesteps: 100, X0: []float64{0.5}, Noise: []float64{1}, Source: 56,
+		Target: 46, Compat: scheduled.SimpleTuner,
+	}
 	c.Model.Scale = 0.7
 	c.Sampler = scheduled.Euler
 	_, euler := run[float64](t, c)
@@ -437,8 +462,10 @@ func TestRoll_SimpleTuner(t *testing.T) {
 // began.
 func TestRoll_SimpleTunerLosesPlaces(t *testing.T) {
 	for n, lost := range map[int][]int{100: {29, 57, 58}, 1000: nil, 1024: nil} {
-		c := rollCase{Prediction: scheduled.Epsilon, Timesteps: n, BetaFirst: 1e-4, BetaLast: 0.02, X0: []float64{0.5},
-			Noise: []float64{1}, Sampler: scheduled.Euler, Compat: scheduled.SimpleTuner}
+		c := rollCase{
+			Prediction: scheduled.Epsilon, Timesteps: n, BetaFirst: 1e-4, BetaLast: 0.02, X0: []float64{0.5},
+			Noise: []float64{1}, Sampler: scheduled.Euler, Compat: scheduled.SimpleTuner,
+		}
 		levels := c.levels(t)
 		for c.Source = 1; c.Source < n-1; c.Source++ {
 			c.Target = c.Source - 1
@@ -481,16 +508,20 @@ func TestNewRoller_Refuses(t *testing.T) {
 
 func TestRoll_Stops(t *testing.T) {
 	c := rollCase{Prediction: scheduled.Flow, Timesteps: 10}
-	r, err := scheduled.NewRoller(scheduled.Rollout{Levels: c.levels(t), Sampler: scheduled.Euler,
-		Compat: scheduled.Exact, Source: 5}, []float64{1})
+	r, err := scheduled.NewRoller(scheduled.Rollout{
+		Levels: c.levels(t), Sampler: scheduled.Euler,
+		Compat: scheduled.Exact, Source: 5,
+	}, []float64{1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, _, err := r.Advance([]float64{1, 2}); err == nil || !strings.Contains(err.Error(), "2 elements") {
 		t.Errorf("a prediction of another length: %v", err)
 	}
-	still, err := scheduled.NewRoller(scheduled.Rollout{Levels: c.levels(t), Sampler: scheduled.Euler,
-		Compat: scheduled.Exact}, []float64{1})
+	still, err := scheduled.NewRoller(scheduled.Rollout{
+		Levels: c.levels(t), Sampler: scheduled.Euler,
+		Compat: scheduled.Exact,
+	}, []float64{1})
 	if err != nil {
 		t.Fatal(err)
 	}

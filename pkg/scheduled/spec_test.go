@@ -54,8 +54,10 @@ func (r rampSettings) ramp() scheduled.Ramp {
 	if r.Shape == "" {
 		r.Shape = scheduled.Linear
 	}
-	return scheduled.Ramp{Probability: r.Probability, StartStep: r.StartStep, RampSteps: r.RampSteps, Shape: r.Shape,
-		Start: r.Start, End: r.End}
+	return scheduled.Ramp{
+		Probability: r.Probability, StartStep: r.StartStep, RampSteps: r.RampSteps, Shape: r.Shape,
+		Start: r.Start, End: r.End,
+	}
 }
 
 func readVectors(t *testing.T, name string, into any) {

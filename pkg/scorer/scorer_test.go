@@ -165,16 +165,20 @@ func TestScorers_ArePure(t *testing.T) {
 		img := noise(128, 64)
 		before := slices.Clone(img.Pix)
 		s := open(t, name)
-		in := scorer.Input{GroundTruth: "4071", Media: media.Media{Frames: []*image.NRGBA{gradient(128, 64), img,
+		in := scorer.Input{GroundTruth: "4071", Media: media.Media{Frames: []*image.NRGBA{
+			gradient(128, 64), img,
 			flat(128,
-				64, color.White)}}}
+				64, color.White),
+		}}}
 		if scorer.FramesOf(s) <= 1 {
 			in.Media = in.Media.Middle()
 		}
 		in.Media.Sound = tone(0.5, 440)
 		if scorer.SeesConditions(s) {
-			for kind, img := range map[string]*image.NRGBA{"image": gradient(128, 64),
-				"mask": flat(128, 64, color.Black)} {
+			for kind, img := range map[string]*image.NRGBA{
+				"image": gradient(128, 64),
+				"mask":  flat(128, 64, color.Black),
+			} {
 				file, err := media.EncodePNG(img)
 				if err != nil {
 					t.Fatal(err)

@@ -75,8 +75,10 @@ func record(t *testing.T, every, rounds int64) *schemas.GroupRecord {
 		{Name: "paint", Kind: schemas.KindImage, Lane: "signs", Every: 1},
 		{Name: "judge", Kind: schemas.StageInteraction, Lane: "glyph_judge", Every: 1},
 	}}
-	text := schemas.TextRequest{TopP: 1, TokensPerEvent: 1, Vocabulary: 10,
-		Messages: []schemas.Message{{Role: "user", Content: "{prompt}{judge.text}"}}}
+	text := schemas.TextRequest{
+		TopP: 1, TokensPerEvent: 1, Vocabulary: 10,
+		Messages: []schemas.Message{{Role: "user", Content: "{prompt}{judge.text}"}},
+	}
 	said := text
 	said.Messages = []schemas.Message{{Role: "assistant", Content: "{think.text}"}}
 	said.Interaction = &schemas.Interaction{Name: "glyph_judge", MaxTurns: new(rounds), TimeoutMS: new(int64(1000))}
@@ -119,12 +121,16 @@ func put(data []byte) (schemas.Ref, error) {
 
 func TestNext(t *testing.T) {
 	g := &record(t, 2, 1).Group
-	if got, want := stages.First(g, 4), []stages.Place{{Stage: "think", SampleIndex: 0},
-		{Stage: "think", SampleIndex: 2}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.First(g, 4), []stages.Place{
+		{Stage: "think", SampleIndex: 0},
+		{Stage: "think", SampleIndex: 2},
+	}; !reflect.DeepEqual(got, want) {
 		t.Errorf("First = %v, want %v", got, want)
 	}
-	if got, want := stages.Next(g, made("think", "42")), []stages.Place{{Stage: "paint", SampleIndex: 2},
-		{Stage: "paint", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Next(g, made("think", "42")), []stages.Place{
+		{Stage: "paint", SampleIndex: 2},
+		{Stage: "paint", SampleIndex: 3},
+	}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Next of a thought = %v, want %v", got, want)
 	}
 	failed := made("think", "")
@@ -149,12 +155,17 @@ func TestNext(t *testing.T) {
 
 func TestPath(t *testing.T) {
 	g := &record(t, 2, 1).Group
-	if got, want := stages.Path(g, 3, ""), []stages.Place{{Stage: "think", SampleIndex: 2},
-		{Stage: "paint", SampleIndex: 3}, {Stage: "judge", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Path(g, 3, ""), []stages.Place{
+		{Stage: "think", SampleIndex: 2},
+		{Stage: "paint", SampleIndex: 3},
+		{Stage: "judge", SampleIndex: 3},
+	}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Path = %v, want %v", got, want)
 	}
-	if got, want := stages.Path(g, 3, "paint"), []stages.Place{{Stage: "think", SampleIndex: 2},
-		{Stage: "paint", SampleIndex: 3}}; !reflect.DeepEqual(got, want) {
+	if got, want := stages.Path(g, 3, "paint"), []stages.Place{
+		{Stage: "think", SampleIndex: 2},
+		{Stage: "paint", SampleIndex: 3},
+	}; !reflect.DeepEqual(got, want) {
 		t.Errorf("Path to paint = %v, want %v", got, want)
 	}
 	if from, to := stages.Leaves(g, stages.Place{Stage: "think", SampleIndex: 2}); from != 2 || to != 4 {
@@ -253,10 +264,21 @@ func TestJudged(t *testing.T) {
 		made []*schemas.Trajectory
 		want schemas.Stage
 	}{
-		{"length", ended, "think"}, {"length", whole, "rewrite"}, {"length", second, "think-2"},
-		{"glyph", ended, "paint"}, {"glyph", whole, "repaint"}, {"glyph", second, "paint-2"}, {"glyph", ended[:1], ""},
-		{"ocr", ended, ""}, {"ocr", second, "repaint"}, {"other", second, ""},
-		{"", ended, "paint"}, {"", whole, "repaint"}, {"", second, "paint-2"}, {"", failed, "judge"}, {"", nil, ""},
+		{"length", ended, "think"},
+		{"length", whole, "rewrite"},
+		{"length", second, "think-2"},
+		{"glyph", ended, "paint"},
+		{"glyph", whole, "repaint"},
+		{"glyph", second, "paint-2"},
+		{"glyph", ended[:1], ""},
+		{"ocr", ended, ""},
+		{"ocr", second, "repaint"},
+		{"other", second, ""},
+		{"", ended, "paint"},
+		{"", whole, "repaint"},
+		{"", second, "paint-2"},
+		{"", failed, "judge"},
+		{"", nil, ""},
 	} {
 		got := stages.Judged(g, &schemas.RewardSpec{Name: c.name}, c.made)
 		if c.name == "" && stages.Standing(c.made) >= 0 {

@@ -197,7 +197,8 @@ func matrix(rewards []*schemas.Reward, a, b []float64, credit func(g *schemas.Gr
 func TestCredits_Tracks(t *testing.T) {
 	a, b := []float64{1, 2, 3, 4}, []float64{5, 1, missing, 3}
 	shares := []schemas.CreditShare{
-		{Reward: "a", Track: "video", Weight: 2}, {Reward: "a", Track: "sound", Weight: 0.5},
+		{Reward: "a", Track: "video", Weight: 2},
+		{Reward: "a", Track: "sound", Weight: 0.5},
 		{Reward: "b", Track: "sound", Weight: 3},
 	}
 	want := map[string][]float64{"video": {2, 4, 6, 8}, "sound": {0.5 + 15, 1 + 3, 1.5, 2 + 9}}

@@ -63,8 +63,10 @@ func TestAgain(t *testing.T) {
 		if c.run == "many" {
 			given = append(given, strings.Repeat("a long prompt ", 700))
 		}
-		all := append([]string{"run", "--run", c.run, "--store", c.store, "--model", "synthetic", "--steps", "4",
-			"--group-size", "2", "--out", "-", "--json"}, c.flags...)
+		all := append([]string{
+			"run", "--run", c.run, "--store", c.store, "--model", "synthetic", "--steps", "4",
+			"--group-size", "2", "--out", "-", "--json",
+		}, c.flags...)
 		t.Setenv("MEANDER_STORE", c.store)
 		want := digestOf(t, expect(t, exitOK, "", append(all, given...)...))
 		s := settingsOf(t, c.run)

@@ -177,8 +177,13 @@ func TestExecute(t *testing.T) {
 	expect(t, exitUsage, "--log-level: \"loud\"; must be debug, info, warn or error", "streams", "--log-level", "loud")
 	expect(t, exitUsage, "is empty; make a rollout first", "show")
 	expect(t, exitOK, "Commands:\n", "--help")
-	for _, args := range [][]string{{"show"}, {"run", "a fox"}, {"streams", "setup"}, {"publish", "a fox"},
-		{"run", "--dry-run", "a fox"}} {
+	for _, args := range [][]string{
+		{"show"},
+		{"run", "a fox"},
+		{"streams", "setup"},
+		{"publish", "a fox"},
+		{"run", "--dry-run", "a fox"},
+	} {
 		expect(t, exitFailed, "connect: connection refused; is the server up? 'meander up' starts one",
 			append(args, "--nats", "nats://127.0.0.1:1")...)
 	}
@@ -251,8 +256,12 @@ func TestRun_OutIsTried(t *testing.T) {
 	if err := os.WriteFile("file", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"--out", "file"}, {"--out", "file/below"},
-		{"--out", "-", "--save-latents", "none/x.safetensors"}, {"--out", "-", "--save-latents", "meander-data"}} {
+	for _, args := range [][]string{
+		{"--out", "file"},
+		{"--out", "file/below"},
+		{"--out", "-", "--save-latents", "none/x.safetensors"},
+		{"--out", "-", "--save-latents", "meander-data"},
+	} {
 		expect(t, exitUsage, "can be w", append([]string{"run", "--run", "r2", "--model", "synthetic", "a fox"},
 			args...)...)
 	}

@@ -17,8 +17,10 @@ import (
 func TestControl(t *testing.T) {
 	inEmptyDir(t)
 	serving(t, "--model", "synthetic")
-	large := []string{"publish", "--run", "r", "-n", "64", "--steps", "200", "--return-steps", "200", "--height", "512",
-		"--width", "512", "a red fox"}
+	large := []string{
+		"publish", "--run", "r", "-n", "64", "--steps", "200", "--return-steps", "200", "--height", "512",
+		"--width", "512", "a red fox",
+	}
 	expect(t, exitOK, "accepted  p1  64 samples", large...)
 	expect(t, exitOK, "run r: running\n", "status")
 	expect(t, exitUsage, "run: s; must be one of the 1 there are: r", "pause", "s")

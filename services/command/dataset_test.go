@@ -195,8 +195,10 @@ func TestLoad_GroundTruth(t *testing.T) {
 // The shards together are the whole: the same bytes, so the same uids, seeds and batches,
 // whatever machine has which.
 func TestLoad_ShardsAreTheWhole(t *testing.T) {
-	for _, file := range []string{"ocr.txt", "prompts.jsonl", "prompts.json", "verl-ocr.jsonl", "geneval.jsonl",
-		"prompts.csv"} {
+	for _, file := range []string{
+		"ocr.txt", "prompts.jsonl", "prompts.json", "verl-ocr.jsonl", "geneval.jsonl",
+		"prompts.csv",
+	} {
 		for _, args := range [][]string{
 			nil,
 			{"--shuffle", "7", "--seed", "3"},
@@ -301,8 +303,12 @@ func TestLoad_Batches(t *testing.T) {
 	if got := batches(); got[0] != nil {
 		t.Errorf("without need there is a batch: %+v", got[0])
 	}
-	for _, args := range [][]string{{"--std", "global"}, {"--batch-id", "all"}, {"--estimator", "gpg"},
-		{"--estimator", "reinforce_plus_plus", "--batch-id", "all"}} {
+	for _, args := range [][]string{
+		{"--std", "global"},
+		{"--batch-id", "all"},
+		{"--estimator", "gpg"},
+		{"--estimator", "reinforce_plus_plus", "--batch-id", "all"},
+	} {
 		for _, b := range batches(args...) {
 			if !reflect.DeepEqual(b, &batch{ID: "all", Groups: 5}) {
 				t.Errorf("%q: %+v, want one batch of all", args, b)

@@ -347,8 +347,10 @@ func TestEstimate_Limits(t *testing.T) {
 	if after := limit(); after != 8<<20 {
 		t.Errorf("a dry run on the store says %v bytes; must be 8 MiB", after)
 	}
-	large := []string{"run", "--model", "synthetic", "--out", "-", "-n", "64", "--height", "512", "--width", "512",
-		"a red fox"}
+	large := []string{
+		"run", "--model", "synthetic", "--out", "-", "-n", "64", "--height", "512", "--width", "512",
+		"a red fox",
+	}
 	expect(t, exitUsage, " free of 8.0 MiB; raise the limit with --max-steps-bytes", large...)
 	expect(t, exitUsage, " free of 8.0 MiB; raise the limit with --max-steps-bytes", append(large, "--dry-run")...)
 	for _, more := range [][]string{{"--overfill"}, {"--run", "r1"}, {"--max-steps-bytes", "1GiB"}} {

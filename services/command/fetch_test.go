@@ -27,8 +27,10 @@ func TestFetch_Run(t *testing.T) {
 	}
 	text := h.Add(t, "models/org/tiny-text", sums)
 	pipeline.CutAfter, pipeline.Cuts = 1000, 1 // goes on in silence of the user
-	run := []string{"run", "--run", "r", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility", "--model",
-		"org/tiny-image", "a fox"}
+	run := []string{
+		"run", "--run", "r", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility", "--model",
+		"org/tiny-image", "a fox",
+	}
 	_, said, err := command(t.Context(), run...)
 	if err != nil {
 		t.Fatal(err)
@@ -72,8 +74,10 @@ func TestFetch_Adapter(t *testing.T) {
 	r := h.Add(t, "models/org/lora", adapter)
 	r.Files["training.bin"] = []byte("what nobody reads")
 	source := "org/lora@" + r.Commit()
-	run := []string{"run", "--run", "r", "-n", "1", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility",
-		"--adapter", "org/lora", "a red sign"}
+	run := []string{
+		"run", "--run", "r", "-n", "1", "--steps", "2", "--out", "-", "--reward", "jpeg_compressibility",
+		"--adapter", "org/lora", "a red sign",
+	}
 	expect(t, exitOK, "downloading "+source+": 2 files, ", run...)
 	t.Setenv("HF_HUB_OFFLINE", "1")
 	h.Asked()

@@ -36,8 +36,10 @@ func TestHelp_FlagsOfRunHaveHeadings(t *testing.T) {
 	}
 	help := flagHelp(run, 100)
 	last := -1
-	for _, title := range []string{outputSection, promptSection, samplingSection, rewardSection, advantageSection,
-		groupSection, pipelineSection} {
+	for _, title := range []string{
+		outputSection, promptSection, samplingSection, rewardSection, advantageSection,
+		groupSection, pipelineSection,
+	} {
 		at := strings.Index(help, "\n"+title+":\n")
 		if at <= last {
 			t.Errorf("heading %q at %d, after one at %d", title, at, last)
@@ -104,8 +106,10 @@ func TestHelp_NoSuchCommand(t *testing.T) {
 	for _, given := range []string{"help runs exprt", "runs exprt --help"} {
 		expect(t, exitUsage, `meander runs has no command "exprt"; did you mean 'meander runs export'?`, strings.Fields(given)...)
 	}
-	for _, given := range []string{"help", "help run", "help runs ls", "runs --help", "--store x --help",
-		"run nosuch --help", "help help"} {
+	for _, given := range []string{
+		"help", "help run", "help runs ls", "runs --help", "--store x --help",
+		"run nosuch --help", "help help",
+	} {
 		expect(t, exitOK, "Usage:", strings.Fields(given)...)
 	}
 }

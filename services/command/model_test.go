@@ -99,8 +99,10 @@ func TestModelInfo_ShowsTheWholeCard(t *testing.T) {
 		case *json.RawMessage:
 			*x = []byte(`{"shift": 4}`)
 		case **model.Pipeline:
-			*x = &model.Pipeline{Class: "EditPipeline",
-				Conditions: []model.Input{{Name: "image", Type: "image", Required: true}}}
+			*x = &model.Pipeline{
+				Class:      "EditPipeline",
+				Conditions: []model.Input{{Name: "image", Type: "image", Required: true}},
+			}
 		case *[]model.Told:
 			*x = []model.Told{{Steps: 2, Why: "no such scheduler"}}
 		case *map[string]string:

@@ -72,8 +72,10 @@ func TestRun_Refused(t *testing.T) {
 	expect(t, exitUsage, "--replicas: 0; must be", "run", "--replicas", "0", "a fox")
 	expect(t, exitUsage, `--logits, --top-k: given; must be absent: model "synthetic" makes images, which have no tokens and no logits; --return-steps keeps`,
 		"run", "--dry-run", "--model", "synthetic", "--logits", "full", "--top-k", "3", "a fox")
-	for flag, value := range map[string]string{"--device": "gpu", "--adapter": "none", "--scorers": "none",
-		"--metrics-addr": "none", "--run": "a b", "--log-level": "all"} {
+	for flag, value := range map[string]string{
+		"--device": "gpu", "--adapter": "none", "--scorers": "none",
+		"--metrics-addr": "none", "--run": "a b", "--log-level": "all",
+	} {
 		expect(t, exitUsage, "meander: "+flag+": ", "run", "--dry-run", flag, value, "a fox")
 	}
 	expect(t, exitUsage, `prompt 1: ""; must be a text`, "run", "")

@@ -42,8 +42,10 @@ func TestLoad_StartImage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	three := folderOf(t, 48, map[string]string{"a.png": "", "b.PNG": "", "c.png": "", "x-sheet.png": "",
-		"c.txt": "words"})
+	three := folderOf(t, 48, map[string]string{
+		"a.png": "", "b.PNG": "", "c.png": "", "x-sheet.png": "",
+		"c.txt": "words",
+	})
 	records := folderOf(t, 8, map[string]string{"null.jsonl": `{"prompt": "x", "start": null}`, "text.jsonl": `{"prompt": "x", "start": "a.png"}`})
 	none, text := filepath.Join(records, "null.jsonl"), filepath.Join(records, "text.jsonl")
 	for _, tt := range []struct {
@@ -85,8 +87,10 @@ func TestLoad_StartImage(t *testing.T) {
 
 // Images of one caption are one group, in the order of the files.
 func TestCaptioned(t *testing.T) {
-	dir := folderOf(t, 8, map[string]string{"a.png": "", "b.png": "", "c.png": "", "d.png": "", "b.txt": "words\n",
-		"d.txt": "words"})
+	dir := folderOf(t, 8, map[string]string{
+		"a.png": "", "b.png": "", "c.png": "", "d.png": "", "b.txt": "words\n",
+		"d.txt": "words",
+	})
 	files, err := imageFiles(dir)
 	if err != nil {
 		t.Fatal(err)

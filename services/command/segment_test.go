@@ -86,8 +86,12 @@ func TestLoad_Start(t *testing.T) {
 
 // A conversation in one line ends with its last answer, whatever room there is.
 func TestSpoken(t *testing.T) {
-	turns := []schemas.Turn{{}, {Generated: true, Text: "395", Reply: "too low"}, {},
-		{Generated: true, Text: "405", Reply: "never said"}}
+	turns := []schemas.Turn{
+		{},
+		{Generated: true, Text: "395", Reply: "too low"},
+		{},
+		{Generated: true, Text: "405", Reply: "never said"},
+	}
 	line := conversationLine(turns)
 	if line != "395 › too low › 405" {
 		t.Errorf("%q", line)

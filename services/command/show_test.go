@@ -73,8 +73,10 @@ func TestShow_Updates(t *testing.T) {
 	inStore(t)
 	b := connected(t)
 	for i := range int64(mostUpdates + 2) {
-		e := &schemas.Update{Run: "r1", Lane: "m", Tenant: schemas.TenantMain, Trainer: "main", Step: i + 1,
-			PolicyVersion: i, Loss: new(0.25)}
+		e := &schemas.Update{
+			Run: "r1", Lane: "m", Tenant: schemas.TenantMain, Trainer: "main", Step: i + 1,
+			PolicyVersion: i, Loss: new(0.25),
+		}
 		if _, err := b.Publish(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}
@@ -118,8 +120,10 @@ func TestDrawTree(t *testing.T) {
 		},
 	}
 	for i, reward := range []float64{3, 2, 1, 5, 0, 4} {
-		m := schemas.Member{SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(reward),
-			Advantage: new(reward - 3)}
+		m := schemas.Member{
+			SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(reward),
+			Advantage: new(reward - 3),
+		}
 		if i == 4 {
 			m = schemas.Member{SampleIndex: 4, Status: schemas.StatusFailed}
 		}

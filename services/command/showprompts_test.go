@@ -50,8 +50,10 @@ func TestPrompts(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := expect(t, exitFailed, "2 records would be refused", "prompts", file, "--model", "../../deploy/models/signs")
-	for _, want := range []string{"line 1: rollout.sde_typ: unknown field; did you mean sde_type?",
-		"line 2: group_size: 0; must be between 1 and 1024", "too long: 1 prompt, the first at line 3"} {
+	for _, want := range []string{
+		"line 1: rollout.sde_typ: unknown field; did you mean sde_type?",
+		"line 2: group_size: 0; must be between 1 and 1024", "too long: 1 prompt, the first at line 3",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is missing:\n%s", want, out)
 		}
@@ -76,8 +78,10 @@ func TestPrompts(t *testing.T) {
 
 // What --out writes is read as the same records.
 func TestPrompts_Out(t *testing.T) {
-	for _, name := range []string{"verl-ocr.jsonl", "geneval.jsonl", "prompts.csv", "prompts.jsonl",
-		"reports/05-verl-groundtruth/list.jsonl"} {
+	for _, name := range []string{
+		"verl-ocr.jsonl", "geneval.jsonl", "prompts.csv", "prompts.jsonl",
+		"reports/05-verl-groundtruth/list.jsonl",
+	} {
 		file := filepath.Join(t.TempDir(), "out.jsonl")
 		expect(t, exitOK, "", "prompts", examples+name, "--out", file)
 		want, got := mustLoad(t, "-f", examples+name), mustLoad(t, "-f", file)

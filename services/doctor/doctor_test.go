@@ -86,8 +86,10 @@ func only(t *testing.T, found map[string][]doctor.Finding, area string, state do
 func serve(t *testing.T, p *bustest.Plane, version string, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		s, err := micro.AddService(p.Conn(), micro.Config{Name: "meander-" + name, Version: "0.0.0",
-			Metadata: map[string]string{"instance": name + "-1", "version": version}})
+		s, err := micro.AddService(p.Conn(), micro.Config{
+			Name: "meander-" + name, Version: "0.0.0",
+			Metadata: map[string]string{"instance": name + "-1", "version": version},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -102,8 +104,10 @@ func serve(t *testing.T, p *bustest.Plane, version string, names ...string) {
 func work(t *testing.T, p *bustest.Plane, spoil map[string]func(*jetstream.ConsumerConfig) bool) {
 	t.Helper()
 	for _, d := range schemas.Durables() {
-		c := jetstream.ConsumerConfig{Durable: d.Name, AckPolicy: jetstream.AckExplicitPolicy,
-			FilterSubjects: d.Filters}
+		c := jetstream.ConsumerConfig{
+			Durable: d.Name, AckPolicy: jetstream.AckExplicitPolicy,
+			FilterSubjects: d.Filters,
+		}
 		if change := spoil[d.Name]; d.Stream == schemas.StreamAdvisories || change != nil && !change(&c) {
 			continue
 		}
@@ -118,13 +122,17 @@ func TestRun_Healthy(t *testing.T) {
 	p := bustest.New(t)
 	serve(t, p, "v1", "intake", "sampler", "reward", "advantage")
 	work(t, p, nil)
-	found := look(t, doctor.Options{Bus: p.Bus, Where: "here", Model: signs, Device: "cpu", Version: "v1",
-		DiskFree: func() (int64, error) { return 1 << 50, nil }})
+	found := look(t, doctor.Options{
+		Bus: p.Bus, Where: "here", Model: signs, Device: "cpu", Version: "v1",
+		DiskFree: func() (int64, error) { return 1 << 50, nil },
+	})
 	found["server"] = slices.DeleteFunc(found["server"], func(f doctor.Finding) bool {
 		return strings.HasPrefix(f.Says, "a round trip takes ") // it measures the machine, which may be busy
 	})
-	for _, area := range []string{"server", "streams", "permissions", "limits", "clocks", "services", "counts",
-		"consumers", "disk", "model", "device"} {
+	for _, area := range []string{
+		"server", "streams", "permissions", "limits", "clocks", "services", "counts",
+		"consumers", "disk", "model", "device",
+	} {
 		only(t, found, area, doctor.OK)
 	}
 	has(t, found, "consumers", doctor.OK, "20 consumers, none of them behind without a worker")
@@ -199,8 +207,10 @@ func TestRun_Streams(t *testing.T) {
 	must(js.DeleteStream(t.Context(), schemas.StreamVerdicts))
 	must(js.DeleteStream(t.Context(), schemas.StreamSealBucket))
 	must(js.DeleteStream(t.Context(), schemas.StreamRewards))
-	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: schemas.StreamRewards,
-		Subjects: []string{"mdr.v1.reward.>"}, Storage: jetstream.MemoryStorage})
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name:     schemas.StreamRewards,
+		Subjects: []string{"mdr.v1.reward.>"}, Storage: jetstream.MemoryStorage,
+	})
 	must(err)
 	p.Change(t, schemas.StreamTrajectories, func(c *jetstream.StreamConfig) { c.AllowDirect = false })
 	must(p.SetLimits(t.Context(), bus.StreamLimit{Stream: schemas.StreamParked, MaxBytes: 1 << 20},
@@ -334,8 +344,10 @@ func TestRun_Policies(t *testing.T) {
 	}
 	for i, name := range []string{"current", "behind", "refuses"} {
 		version := []int64{1, 0, 0}[i]
-		e := &schemas.Presence{Service: schemas.ServiceSampler, Instance: name, Lane: "signs", PolicyVersion: &version,
-			At: 1}
+		e := &schemas.Presence{
+			Service: schemas.ServiceSampler, Instance: name, Lane: "signs", PolicyVersion: &version,
+			At: 1,
+		}
 		p.Forge(t, schemas.PresenceSubject(name), bustest.Encode(t, e))
 	}
 	for i, state := range []string{schemas.AppliedRefused, schemas.AppliedApplied} {
@@ -376,10 +388,14 @@ func TestRun_Clocks(t *testing.T) {
 	}
 	// What it takes to reach the server is taken for a difference of clocks: on a busy machine it is looked at again.
 	bustest.Until(t, "each clock as far off as it is", func() error {
-		for name, behind := range map[string]time.Duration{"reward-a": time.Minute, "reward-b": -5 * time.Second,
-			"reward-c": 0} {
-			e := &schemas.Presence{Service: schemas.ServiceReward, Instance: name,
-				At: time.Now().Add(-behind).UnixNano()}
+		for name, behind := range map[string]time.Duration{
+			"reward-a": time.Minute, "reward-b": -5 * time.Second,
+			"reward-c": 0,
+		} {
+			e := &schemas.Presence{
+				Service: schemas.ServiceReward, Instance: name,
+				At: time.Now().Add(-behind).UnixNano(),
+			}
 			// Without a message id, unlike Forge: the next look must not find this one's times.
 			if _, err := p.JetStream().Publish(t.Context(), schemas.PresenceSubject(name),
 				bustest.Encode(t, e)); err != nil {

@@ -27,9 +27,13 @@ func Example() {
 	}
 	p := estimate.New(facts)
 	for _, solver := range []string{"euler", "heun", "guess"} {
-		prompt, err := schemas.Encode(&schemas.Prompt{Prompt: "a red fox", GroupSize: new(int64(4)),
-			ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{Solver: solver,
-				SDEStepIndices: []int64{1, 2}}}})
+		prompt, err := schemas.Encode(&schemas.Prompt{
+			Prompt: "a red fox", GroupSize: new(int64(4)),
+			ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{
+				Solver:         solver,
+				SDEStepIndices: []int64{1, 2},
+			}},
+		})
 		if err != nil {
 			fmt.Println(err)
 			return
@@ -248,8 +252,10 @@ func TestEstimate_Large(t *testing.T) {
 	of := func(groups int, l *schemas.Logits) *estimate.Estimate {
 		p := estimate.New(facts)
 		for range groups {
-			p.Add(encode(t, &schemas.Prompt{Prompt: "347+58=?", GroupSize: new(int64(8)),
-				Text: &schemas.Text{Logits: l}}))
+			p.Add(encode(t, &schemas.Prompt{
+				Prompt: "347+58=?", GroupSize: new(int64(8)),
+				Text: &schemas.Text{Logits: l},
+			}))
 		}
 		if p.Refused > 0 || p.Groups != groups {
 			t.Fatalf("%d of %d groups refused: %s", p.Refused, groups, p.Reason)

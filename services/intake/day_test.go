@@ -22,8 +22,10 @@ func TestResolve_Day(t *testing.T) {
 	late := time.Date(2026, 11, 28, 23, 59, 0, 0, time.UTC)
 	resolve := func(dated bool, at time.Time, variables map[string]string) []*schemas.Request {
 		t.Helper()
-		p := &schemas.Prompt{UID: "u", Prompt: "1+1=?", GroupSize: new(int64(2)),
-			Text: &schemas.Text{ChatTemplateKwargs: variables}}
+		p := &schemas.Prompt{
+			UID: "u", Prompt: "1+1=?", GroupSize: new(int64(2)),
+			Text: &schemas.Text{ChatTemplateKwargs: variables},
+		}
 		requests, err := Resolve("r", p, policy(dated), Origin{Seq: uint64(at.Unix()), Created: at})
 		if err != nil {
 			t.Fatal(err)
@@ -48,8 +50,10 @@ func TestResolve_Day(t *testing.T) {
 		t.Errorf("a template that asks for no day: %v", plain[0].Text.ChatTemplateKwargs)
 	}
 	for name, value := range map[string]string{"messages": "x", schemas.StrftimeNow: "today"} {
-		p := &schemas.Prompt{UID: "u", Prompt: "1+1=?",
-			Text: &schemas.Text{ChatTemplateKwargs: map[string]string{name: value}}}
+		p := &schemas.Prompt{
+			UID: "u", Prompt: "1+1=?",
+			Text: &schemas.Text{ChatTemplateKwargs: map[string]string{name: value}},
+		}
 		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), "text.chat_template_kwargs."+name) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -196,8 +196,10 @@ func TestClosed_RequestsGo(t *testing.T) {
 	for _, run := range []schemas.Run{"queued", "paused"} {
 		for _, uid := range []schemas.UID{"one", "two", "stays"} {
 			if r := receipt(t, p.publish(t, run,
-				&schemas.Prompt{Prompt: "a fox", UID: uid, GroupSize: size,
-					Routing: schemas.Routing{Model: lane}})); !r.Accepted {
+				&schemas.Prompt{
+					Prompt: "a fox", UID: uid, GroupSize: size,
+					Routing: schemas.Routing{Model: lane},
+				})); !r.Accepted {
 				t.Fatalf("%+v", r)
 			}
 			if run == "paused" && uid == "one" {

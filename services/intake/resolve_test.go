@@ -206,8 +206,10 @@ func TestResolve_Texts(t *testing.T) {
 	} {
 		policy := qwen()
 		policy.Prompts = c.prompts
-		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Prompt2: c.second,
-			Prompt3: c.third}}
+		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{
+			Prompt2: c.second,
+			Prompt3: c.third,
+		}}
 		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		switch {
 		case c.fault != "":
@@ -226,8 +228,10 @@ func TestResolve_GridOfThePolicy(t *testing.T) {
 		t.Helper()
 		policy := qwen()
 		policy.SchedulerConfig, policy.Grid = []byte(`{"shift": 3.0}`), grid
-		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Sigmas: given,
-			NumInferenceSteps: new(int64(4))}}
+		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{
+			Sigmas:            given,
+			NumInferenceSteps: new(int64(4)),
+		}}
 		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		if err != nil {
 			t.Fatal(err)
@@ -263,8 +267,10 @@ func TestResolve_Steps(t *testing.T) {
 		{"validation", schemas.Rollout{SDEStepIndices: []int64{1}}, true, []int64{}, []int64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a",
-				ImageSettings: schemas.ImageSettings{Rollout: c.rollout}, Validation: c.validation})[0]
+			r := resolved(t, &schemas.Prompt{
+				UID: "u", Prompt: "a",
+				ImageSettings: schemas.ImageSettings{Rollout: c.rollout}, Validation: c.validation,
+			})[0]
 			if got := r.StochasticSteps(); !slices.Equal(got, c.sde) {
 				t.Errorf("stochastic steps %v, want %v", got, c.sde)
 			}
@@ -344,8 +350,10 @@ func TestResolve_SeedsAndSharedNoise(t *testing.T) {
 	if unseeded := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a"}); unseeded[3].SampleSeed == seeded[3].SampleSeed {
 		t.Error("without a seed the run must seed")
 	}
-	shared := resolved(t, &schemas.Prompt{UID: "u", Prompt: "a",
-		ImageSettings: schemas.ImageSettings{InitialNoise: "shared"}})
+	shared := resolved(t, &schemas.Prompt{
+		UID: "u", Prompt: "a",
+		ImageSettings: schemas.ImageSettings{InitialNoise: "shared"},
+	})
 	if shared[0].NoiseSeed != shared[5].NoiseSeed || shared[0].SampleSeed == shared[5].SampleSeed {
 		t.Error("shared noise is one x_T and a seed of its own per sample")
 	}
@@ -479,8 +487,10 @@ func TestResolve_Diffusion(t *testing.T) {
 	policy.SchedulerConfig = []byte(`{"_class_name": "PNDMScheduler", "beta_start": 0.00085, "beta_end": 0.012,
 		"beta_schedule": "scaled_linear", "set_alpha_to_one": false, "skip_prk_steps": true, "steps_offset": 1}`)
 	resolve := func(change func(*schemas.Prompt)) ([]*schemas.Request, error) {
-		p := &schemas.Prompt{UID: "u", Prompt: "a",
-			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4))}}
+		p := &schemas.Prompt{
+			UID: "u", Prompt: "a",
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4))},
+		}
 		change(p)
 		return Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 	}

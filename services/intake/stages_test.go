@@ -40,8 +40,10 @@ func resolveStaged(p *schemas.Prompt) (*asked, error) {
 	if p.Stages[2].Interaction == nil {
 		policies[2] = qwen()
 	}
-	return ResolveStages("r", p, policies, Origin{Seq: 7, Created: time.Unix(100, 0),
-		Reward: []string{"jpeg_compressibility"}})
+	return ResolveStages("r", p, policies, Origin{
+		Seq: 7, Created: time.Unix(100, 0),
+		Reward: []string{"jpeg_compressibility"},
+	})
 }
 
 // A reward function judges the stage that it names, or all whose output it takes; requests of the first stage are there
@@ -88,7 +90,9 @@ func TestResolveStages_Judged(t *testing.T) {
 	p.GroupSize, p.Stages[1].Children, p.Stages[1].Credit = new(int64(2)), nil, nil
 	p.Stages = append(p.Stages, schemas.StageSpec{Name: "rewrite"}, schemas.StageSpec{Name: "repaint", Prompt: `says "{rewrite.text}"`})
 	p.Reward = []schemas.RewardSpec{
-		{Name: "glyph", GroundTruth: "42"}, {Name: "external:human"}, {Name: "jpeg_compressibility", Stage: "repaint"},
+		{Name: "glyph", GroundTruth: "42"},
+		{Name: "external:human"},
+		{Name: "jpeg_compressibility", Stage: "repaint"},
 		{Name: "confidence", Stage: "think"},
 	}
 	policies := []*schemas.Policy{textLane(), qwen(), nil, textLane(), qwen()}
@@ -126,8 +130,10 @@ func TestResolveStages_Refused(t *testing.T) {
 	}{
 		{"text of a painter", func(p *schemas.Prompt) { p.Stages[2].Prompt = "{paint.text}" }, "stages[2].prompt: {paint.text}: paint makes images, and no text"},
 		{"condition of a lane that takes none", func(p *schemas.Prompt) {
-			p.Stages = append(p.Stages[:2], schemas.StageSpec{Name: "again",
-				ImageSettings: schemas.ImageSettings{Conditions: []schemas.Condition{{Name: "image", Stage: "paint"}}}})
+			p.Stages = append(p.Stages[:2], schemas.StageSpec{
+				Name:          "again",
+				ImageSettings: schemas.ImageSettings{Conditions: []schemas.Condition{{Name: "image", Stage: "paint"}}},
+			})
 		}, `stages[2]: conditions: image; must be absent, the network of model "q" takes none`},
 		{"reward of another stage", func(p *schemas.Prompt) { p.Reward[0].Stage = "think" }, ""},
 		{"group function", func(p *schemas.Prompt) { p.Reward[1].Name = "diversity" }, "reward[1]: diversity rates whole groups; must be another beside stages"},

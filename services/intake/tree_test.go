@@ -118,8 +118,10 @@ func TestResolve_TreeRefused(t *testing.T) {
 			"tree.branches[1].step_index: 5; must be below 4, the steps that run",
 		},
 	} {
-		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{Tree: twos(2, 5),
-			Rollout: c.rollout}}
+		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{
+			Tree:    twos(2, 5),
+			Rollout: c.rollout,
+		}}
 		if c.change != nil {
 			c.change(p)
 		}

@@ -365,8 +365,10 @@ func TestPass_BatchesAndPrompts(t *testing.T) {
 	}
 	store(t, p, "u1", "b1")
 	store(t, p, "u2", "b1")
-	e := &schemas.Batch{Run: "r1", Batch: "b1", Groups: 2, UIDs: []schemas.UID{"u1", "u2"},
-		StdBasis: schemas.BasisSample, Closed: 1}
+	e := &schemas.Batch{
+		Run: "r1", Batch: "b1", Groups: 2, UIDs: []schemas.UID{"u1", "u2"},
+		StdBasis: schemas.BasisSample, Closed: 1,
+	}
 	if _, err := p.Publish(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}

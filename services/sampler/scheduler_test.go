@@ -186,8 +186,10 @@ func TestAttempt_LeavesTheQueue(t *testing.T) {
 // Two devices that are lost at once are both the last: neither waits for the other to be told.
 func TestWorkers_LostAtOnce(t *testing.T) {
 	t.Parallel()
-	s := &service{metrics: newInstruments(nil, "", ""), ended: make(chan error, 1),
-		workers: []*worker{{id: "cuda:0"}, {id: "cuda:1"}}}
+	s := &service{
+		metrics: newInstruments(nil, "", ""), ended: make(chan error, 1),
+		workers: []*worker{{id: "cuda:0"}, {id: "cuda:1"}},
+	}
 	if w, leave, err := s.chooseWorker(); err != nil || w.id != "cuda:0" {
 		t.Errorf("%v, %v", w, err)
 	} else if other, _, _ := s.chooseWorker(); other.id != "cuda:1" {

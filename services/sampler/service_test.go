@@ -70,8 +70,10 @@ func (x *theatre) serve(change ...func(*Config)) *bustest.Service {
 	for _, f := range change {
 		f(&c)
 	}
-	on := &models.Devices{All: []models.Device{{Device: devices.Device{ID: "script"},
-		Network: &images.Network{Model: x.model}}}}
+	on := &models.Devices{All: []models.Device{{
+		Device:  devices.Device{ID: "script"},
+		Network: &images.Network{Model: x.model},
+	}}}
 	if x.second != nil {
 		c.Workers = 2
 		second := models.Device{Device: devices.Device{ID: "second"}, Network: &images.Network{Model: x.second}}

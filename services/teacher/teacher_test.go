@@ -34,7 +34,8 @@ const (
 
 // sample serves one prompt of the run r1 to its end, with a model and an adapter.
 func sample(t *testing.T, plane *bustest.Plane, model, adapter string, p *schemas.Prompt,
-	change ...func(*pipeline.Config)) {
+	change ...func(*pipeline.Config),
+) {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model, config.Sampler.Adapter = model, adapter
@@ -93,7 +94,8 @@ func teach(t *testing.T, plane *bustest.Plane, name, model string, change func(*
 }
 
 func ask(t *testing.T, plane *bustest.Plane, name string, uid schemas.UID, sample, topK int64) (*schemas.Trajectory,
-	*schemas.TeacherReply) {
+	*schemas.TeacherReply,
+) {
 	t.Helper()
 	c := client.New(plane.Bus)
 	reply, err := c.TeacherReply(t.Context(), name, "r1", uid, sample, topK)
@@ -237,8 +239,10 @@ func TestRun_Refuses(t *testing.T) {
 	sample(t, plane, "synthetic", "", few)
 	fine := checkpoint.Dir(t, checkpoint.Config{Mult: []int{1, 2, 2}}) // fewer pixels a token
 	other := t.TempDir()
-	if err := (qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300,
-		MaxPositions: 64}).Write(other); err != nil {
+	if err := (qwen2test.Random{
+		Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300,
+		MaxPositions: 64,
+	}).Write(other); err != nil {
 		t.Fatal(err)
 	}
 	for name, model := range map[string]string{"text": sums, "image": "synthetic", "fine": fine, "other": other} {

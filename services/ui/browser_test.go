@@ -300,8 +300,10 @@ func quoted(text string) string {
 // size sets the size of the window in CSS pixels.
 func (p *tab) size(width, height int) {
 	p.Helper()
-	p.do("Emulation.setDeviceMetricsOverride", object{"width": width, "height": height, "deviceScaleFactor": 1,
-		"mobile": width < 600})
+	p.do("Emulation.setDeviceMetricsOverride", object{
+		"width": width, "height": height, "deviceScaleFactor": 1,
+		"mobile": width < 600,
+	})
 }
 
 // dark sets whether the system's colours are dark.
@@ -318,8 +320,10 @@ func (p *tab) click(selector string) {
 	at := eval[[]float64](p, `(() => { const e = document.querySelector(`+quoted(selector)+`); e.scrollIntoView({ block: "center" });
 		const r = e.getClientRects()[0]; return [r.x + r.width / 2, r.y + r.height / 2]; })()`)
 	for _, kind := range []string{"mouseMoved", "mousePressed", "mouseReleased"} {
-		p.do("Input.dispatchMouseEvent", object{"type": kind, "x": at[0], "y": at[1], "button": "left",
-			"clickCount": 1})
+		p.do("Input.dispatchMouseEvent", object{
+			"type": kind, "x": at[0], "y": at[1], "button": "left",
+			"clickCount": 1,
+		})
 	}
 }
 

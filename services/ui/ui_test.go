@@ -340,8 +340,10 @@ func TestServe_SignIn(t *testing.T) {
 // A page with Admin changes something only for itself: what a form or a script of another site sends is refused.
 func TestServe_Admin(t *testing.T) {
 	s := servePage(t, func(c *ui.Config) { c.Admin = true })
-	m := &bus.Message{Subject: schemas.PromptSubject("r1"),
-		Data: bustest.Encode(t, &schemas.Prompt{UID: "p", Prompt: "x"}), Stream: schemas.StreamPrompts, Seq: 1}
+	m := &bus.Message{
+		Subject: schemas.PromptSubject("r1"),
+		Data:    bustest.Encode(t, &schemas.Prompt{UID: "p", Prompt: "x"}), Stream: schemas.StreamPrompts, Seq: 1,
+	}
 	if err := s.Bus.Dead(t.Context(), schemas.ServiceIntake, schemas.CodeInvalid, "why", m); err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,8 @@ func (s *served) serveModel(t *testing.T, name string) *bustest.Service {
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = name
 	return s.Serve(t, func(ctx context.Context,
-		b *bus.Bus) error {
+		b *bus.Bus,
+	) error {
 		return pipeline.Run(ctx, b, config, zerolog.Nop())
 	})
 }
@@ -51,8 +52,10 @@ func startWorld(t *testing.T) *served {
 	s := servePage(t, func(c *ui.Config) {
 		c.Admin, c.Where, c.Piece = true, "nats://127.0.0.1:4222", words.Piece
 		c.Again = func(run schemas.Run, prompts []view.Given, _ bool) *view.Again {
-			return &view.Again{Command: fmt.Sprintf("meander run --run %s-again # %d prompts", run, len(prompts)),
-				Python: "import meander\n", Notes: []string{"A note with 'meander up' in it."}}
+			return &view.Again{
+				Command: fmt.Sprintf("meander run --run %s-again # %d prompts", run, len(prompts)),
+				Python:  "import meander\n", Notes: []string{"A note with 'meander up' in it."},
+			}
 		}
 		c.Doctor = func(context.Context) any {
 			return []object{
@@ -116,16 +119,22 @@ func (s *served) publishSigns(t *testing.T) (closed int) {
 		}
 	}
 	signs("tree", "t", `a red sign that says "OPEN"`, func(p *schemas.Prompt) {
-		p.GroupSize, p.Tree = nil, &schemas.Tree{Branches: []schemas.BranchPoint{{StepIndex: 3, Width: 2},
-			{StepIndex: 5, Width: 2}}}
+		p.GroupSize, p.Tree = nil, &schemas.Tree{Branches: []schemas.BranchPoint{
+			{StepIndex: 3, Width: 2},
+			{StepIndex: 5, Width: 2},
+		}}
 	})
 	signs("scheduled", "s", `a red sign that says "OPEN"`, func(p *schemas.Prompt) {
 		p.GroupSize, p.NumInferenceSteps = new(int64(2)), nil
 		p.Reward = []schemas.RewardSpec{{Name: "jpeg_compressibility"}}
-		p.Start = &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: grey(t, 64, 64)},
-			{Data: grey(t, 64, 64)}}}}
-		p.ScheduledSampling = &schemas.ScheduledSampling{Probability: new(1.0), MaxStepOffset: new(int64(5)),
-			BaseTimesteps: []float64{20, 30}, Timesteps: new(int64(50)), Decode: true}
+		p.Start = &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{
+			{Data: grey(t, 64, 64)},
+			{Data: grey(t, 64, 64)},
+		}}}
+		p.ScheduledSampling = &schemas.ScheduledSampling{
+			Probability: new(1.0), MaxStepOffset: new(int64(5)),
+			BaseTimesteps: []float64{20, 30}, Timesteps: new(int64(50)), Decode: true,
+		}
 	})
 	signs("judged", "v", `a blue sign that says "TAXI"`, func(p *schemas.Prompt) {
 		p.GroupSize, p.Reward, p.Deadline = new(int64(3)), []schemas.RewardSpec{{Name: "external:taste"}},

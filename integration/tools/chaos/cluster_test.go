@@ -51,11 +51,13 @@ func newCluster(t *testing.T, more ...string) (url string, servers map[string]*h
 			filepath.Join(dir, "store"), strings.Join(more, "\n")), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		servers[name] = harness.Raise(t, &harness.Process{Name: name, Path: harness.ServerProgram(t), Dir: dir,
+		servers[name] = harness.Raise(t, &harness.Process{
+			Name: name, Path: harness.ServerProgram(t), Dir: dir,
 			Args: []string{
 				"-a", "127.0.0.1", "-p", port, "-c", config, "--server_name", name,
 				"--cluster_name", "meander", "--cluster", "nats://" + routes[i], "--routes", "nats://" + strings.Join(routes, ",nats://"),
-			}})
+			},
+		})
 	}
 	return "nats://" + strings.Join(clients, ",nats://"), servers
 }
@@ -232,12 +234,16 @@ func clusterServices(t *testing.T, url string) (services []*harness.Process, hea
 	t.Helper()
 	dir := t.TempDir()
 	health = harness.FreeAddress(t)
-	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage",
-		"sampler"} {
-		v := &harness.Process{Name: fmt.Sprintf("%s-%d", name, i), Path: harness.Program(t, "meander-"+name), Dir: dir,
+	for i, name := range []string{
+		"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage",
+		"sampler",
+	} {
+		v := &harness.Process{
+			Name: fmt.Sprintf("%s-%d", name, i), Path: harness.Program(t, "meander-"+name), Dir: dir,
 			Args: []string{
 				"--nats-url", url, "--health-addr", "", "--ack-wait", ackWait.String(),
-			}}
+			},
+		}
 		switch name {
 		case "intake":
 			v.Args[3] = health

@@ -70,8 +70,10 @@ func staged(n int) map[schemas.UID][]harness.StageOf {
 	for i := range n {
 		switch uid := prompt(i).UID; i % cycle {
 		case 4:
-			all[uid] = []harness.StageOf{{Stage: "think", Every: 2, Steps: harness.AnySteps},
-				{Stage: "paint", Every: 1, Steps: steps}}
+			all[uid] = []harness.StageOf{
+				{Stage: "think", Every: 2, Steps: harness.AnySteps},
+				{Stage: "paint", Every: 1, Steps: steps},
+			}
 		case 5:
 			for _, round := range []schemas.Stage{"", "-2"} {
 				all[uid] = append(all[uid], harness.StageOf{Stage: "think" + round, Every: 1, Steps: harness.AnySteps},

@@ -88,8 +88,10 @@ func (r *report) enough(t *testing.T, asked int, plan []chaos.Fault) {
 	if r.groups == 0 || r.policies == 0 {
 		t.Errorf("%d groups and %d announcements of policies were audited", r.groups, r.policies)
 	}
-	for _, kind := range []string{"steps", "trajectories", "trajectories of stages", "rewards", "advantages",
-		"batches"} {
+	for _, kind := range []string{
+		"steps", "trajectories", "trajectories of stages", "rewards", "advantages",
+		"batches",
+	} {
 		if r.audited[kind] == 0 {
 			t.Errorf("no %s were audited", kind)
 		}
@@ -123,8 +125,10 @@ What TestChaos says of each figure is in `+"`integration/tools/chaos`"+`.
 		fmt.Fprintf(&s, "| %s | %s |\n", k, what)
 	}
 	fmt.Fprintf(&s, "| **all** | **%d** |\n\n| events | expected and stored |\n|---|---|\n", r.total())
-	for _, kind := range []string{"steps", "trajectories", "trajectories of stages", "rewards", "advantages",
-		"batches"} {
+	for _, kind := range []string{
+		"steps", "trajectories", "trajectories of stages", "rewards", "advantages",
+		"batches",
+	} {
 		fmt.Fprintf(&s, "| %s | %d |\n", kind, r.audited[kind])
 	}
 	fmt.Fprintf(&s, `

@@ -83,8 +83,10 @@ func modelOf(t *testing.T, i int) string {
 func (s *stage) raise(t *testing.T) {
 	t.Helper()
 	s.programs, s.proxies = nil, nil
-	for i, name := range []string{"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage",
-		"sampler"} {
+	for i, name := range []string{
+		"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage",
+		"sampler",
+	} {
 		proxy, err := chaos.NewProxy(strings.TrimPrefix(s.url, "nats://"))
 		if err != nil {
 			t.Fatal(err)

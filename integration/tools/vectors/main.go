@@ -234,8 +234,10 @@ var transitionSets = []struct {
 			"v + " +
 			"d g^2 / (2 s) (x + (1 - s) v)", "Flow-GRPO, arXiv 2505.05470, eq. 9 and sd3_sde_with_logprob.py",
 	},
-	{flow.DanceSDE, "g = a, n = a sqrt(-d), m = x + d v + d g^2 / (2 s) (x + (1 - s) v)",
-		"DanceGRPO, arXiv 2505.07818"},
+	{
+		flow.DanceSDE, "g = a, n = a sqrt(-d), m = x + d v + d g^2 / (2 s) (x + (1 - s) v)",
+		"DanceGRPO, arXiv 2505.07818",
+	},
 	{
 		flow.CPS, "n = g = s' sin(a pi/2), m = (1 - s') (x - s v) + sqrt(s'^2 - n^2) (x + (1 - s) v)",
 		"coefficients-preserving sampling, arXiv 2509.05952",
@@ -325,8 +327,10 @@ func noise() ([]set, error) {
 		for _, step := range []uint32{0, 7, flow.InitialStep} {
 			x := make([]float32, 5+3*i)
 			flow.Normal(x, seed, step, flow.StreamLatents)
-			s.Cases = append(s.Cases, example{values{"seed": seed, "step": step, "count": len(x)},
-				values{"normals": exact(x)}})
+			s.Cases = append(s.Cases, example{
+				values{"seed": seed, "step": step, "count": len(x)},
+				values{"normals": exact(x)},
+			})
 		}
 	}
 	return []set{s}, nil
@@ -336,12 +340,18 @@ func guidance() ([]set, error) {
 	const comb = "c = negative + scale (positive - negative); "
 	sets := []set{
 		{Name: "plain", Formula: comb + "c", Source: "arXiv 2207.12598; StableDiffusion3Pipeline of diffusers"},
-		{Name: "norm_of_tokens", Formula: comb + "c |positive| / |c|, norms over the channels of each token",
-			Source: "QwenImagePipeline of diffusers"},
-		{Name: "norm_clamped", Formula: comb + "c min(1, |positive| / |c|), norms over all elements",
-			Source: "cfg_normalization of ZImagePipeline of diffusers"},
-		{Name: "deviation", Formula: comb + "c (phi std(positive) / std(c) + 1 - phi)",
-			Source: "rescale_noise_cfg of diffusers; arXiv 2305.08891, eq. 15 and 16"},
+		{
+			Name: "norm_of_tokens", Formula: comb + "c |positive| / |c|, norms over the channels of each token",
+			Source: "QwenImagePipeline of diffusers",
+		},
+		{
+			Name: "norm_clamped", Formula: comb + "c min(1, |positive| / |c|), norms over all elements",
+			Source: "cfg_normalization of ZImagePipeline of diffusers",
+		},
+		{
+			Name: "deviation", Formula: comb + "c (phi std(positive) / std(c) + 1 - phi)",
+			Source: "rescale_noise_cfg of diffusers; arXiv 2305.08891, eq. 15 and 16",
+		},
 	}
 	for g := range sets {
 		s := &sets[g]
@@ -395,19 +405,25 @@ func advantages() ([]set, error) {
 				"GRPO, arXiv 2503.20783",
 		},
 		estimator.RLOO: {"r - mean of the others of the group", "RLOO, arXiv 2402.14740"},
-		estimator.GPG: {"(r - mean of the group) times the share of all rewards over those that are not 0",
-			"GPG, arXiv 2504.02546"},
+		estimator.GPG: {
+			"(r - mean of the group) times the share of all rewards over those that are not 0",
+			"GPG, arXiv 2504.02546",
+		},
 	}
 	var out []set
 	for _, name := range []string{estimator.FlowGRPO, estimator.RLOO, estimator.GPG} {
 		s := set{
 			Name: name, Formula: about[name][0], Source: about[name][1], Returns: "advantages",
-			Inputs: shapes(map[string]string{"rewards": "[G,n]"}), Tolerance: map[string]float64{"float64": 1e-9,
-				"float32": 1e-4, "bfloat16": 0.1},
+			Inputs: shapes(map[string]string{"rewards": "[G,n]"}), Tolerance: map[string]float64{
+				"float64": 1e-9,
+				"float32": 1e-4, "bfloat16": 0.1,
+			},
 		}
 		if name == estimator.FlowGRPO {
-			s.Inputs = shapes(map[string]string{"rewards": "[G,n]", "std": "one of group batch none",
-				"ddof": "one of 0 1", "epsilon": "[]"})
+			s.Inputs = shapes(map[string]string{
+				"rewards": "[G,n]", "std": "one of group batch none",
+				"ddof": "one of 0 1", "epsilon": "[]",
+			})
 		}
 		for i := range 6 {
 			cfg, err := estimator.Default(name)

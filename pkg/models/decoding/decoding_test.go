@@ -374,7 +374,8 @@ func FuzzDistribution(f *testing.F) {
 	f.Add([]byte{0, 0, 128, 63, 0, 0, 0, 64}, 1.0, 0, 0.9, 0.0, uint64(1), uint32(2))
 	f.Add([]byte{0, 0, 128, 255, 0, 0, 0, 64, 1, 2, 3, 4}, 0.001, 2, 0.5, 0.1, uint64(1), uint32(2))
 	f.Fuzz(func(t *testing.T, b []byte, temperature float64, topK int, topP, minP float64, seed uint64,
-		position uint32) {
+		position uint32,
+	) {
 		logits := make([]float32, len(b)/4)
 		for i := range logits {
 			logits[i] = math.Float32frombits(binary.LittleEndian.Uint32(b[4*i:]))

@@ -196,8 +196,10 @@ func TestFetch_CutOff(t *testing.T) {
 func TestFetch_WrongChecksum(t *testing.T) {
 	for _, name := range []string{"config.json", "model.safetensors"} {
 		h := hubtest.Start(t)
-		r := &hubtest.Repo{Files: map[string][]byte{"config.json": []byte("{ }"),
-			"model.safetensors": []byte("weights")}, Corrupt: name}
+		r := &hubtest.Repo{Files: map[string][]byte{
+			"config.json":       []byte("{ }"),
+			"model.safetensors": []byte("weights"),
+		}, Corrupt: name}
 		h.Repos["models/org/tiny"] = r
 		_, err := hub.Fetch(t.Context(), "org/tiny", hub.Model, hub.Watcher{})
 		if err == nil || !strings.Contains(err.Error(), name+": wrong checksum") {

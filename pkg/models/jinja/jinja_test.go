@@ -250,8 +250,10 @@ func TestParse_RefusesByName(t *testing.T) {
 			t.Errorf("%s: %v, want an ErrUnsupported that names %s in line 1", source, err, want)
 		}
 	}
-	variables := map[string]any{"s": "<b>", "d": jinja.Dict{{Key: "a", Value: 1}}, "l": []any{1, 2},
-		"big": int64(1) << 62}
+	variables := map[string]any{
+		"s": "<b>", "d": jinja.Dict{{Key: "a", Value: 1}}, "l": []any{1, 2},
+		"big": int64(1) << 62,
+	}
 	for source, want := range map[string]string{
 		"{{ strftime_now('%Y') }}": "strftime_now",
 		"{{ (s | safe) + s }}":     "safe",

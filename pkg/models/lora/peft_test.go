@@ -135,8 +135,10 @@ func TestPEFT_Fields(t *testing.T) {
 	}
 	file := file(t, nil, pair(t, "m.lora_A.weight", "m.lora_B.weight")...)
 	parse := func(field string, value json.RawMessage) error {
-		config := map[string]json.RawMessage{"lora_alpha": json.RawMessage("4"), "r": json.RawMessage("1"),
-			field: value}
+		config := map[string]json.RawMessage{
+			"lora_alpha": json.RawMessage("4"), "r": json.RawMessage("1"),
+			field: value,
+		}
 		data, err := json.Marshal(config)
 		if err != nil {
 			t.Fatal(err)

@@ -79,8 +79,10 @@ func smooth(height, width int) *image.NRGBA {
 
 // A file is no larger than that of image/png at its fastest; a flat image, which is compressed with matches, is small.
 func TestEncodePNG_Size(t *testing.T) {
-	for name, img := range map[string]*image.NRGBA{"smooth": smooth(256, 256),
-		"flat": image.NewNRGBA(image.Rect(0, 0, 512, 512))} {
+	for name, img := range map[string]*image.NRGBA{
+		"smooth": smooth(256, 256),
+		"flat":   image.NewNRGBA(image.Rect(0, 0, 512, 512)),
+	} {
 		var other bytes.Buffer
 		if err := (&png.Encoder{CompressionLevel: png.BestSpeed}).Encode(&other, img); err != nil {
 			t.Fatal(err)

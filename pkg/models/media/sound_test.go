@@ -47,8 +47,11 @@ func TestWAV(t *testing.T) {
 			t.Errorf("%s: %v; want %q", name, err, c.fault)
 		}
 	}
-	for _, s := range []media.Sound{{}, {Values: []float32{1}, Channels: 2, Rate: 1},
-		{Values: []float32{1}, Channels: 1}} {
+	for _, s := range []media.Sound{
+		{},
+		{Values: []float32{1}, Channels: 2, Rate: 1},
+		{Values: []float32{1}, Channels: 1},
+	} {
 		if _, err := media.EncodeWAV(s); err == nil {
 			t.Errorf("%v is encoded", s)
 		}

@@ -536,8 +536,10 @@ func TestWrite_RoundTrips(t *testing.T) {
 			for _, s := range shape {
 				size *= s
 			}
-			ts = append(ts, safetensors.Tensor{Name: n, DType: d, Shape: shape,
-				Data: bytes.Repeat([]byte{byte(i + 1)}, size)})
+			ts = append(ts, safetensors.Tensor{
+				Name: n, DType: d, Shape: shape,
+				Data: bytes.Repeat([]byte{byte(i + 1)}, size),
+			})
 		}
 		meta := rapid.MapOfN(rapid.String(), rapid.String(), 0, 3).Draw(t, "metadata")
 		var buf bytes.Buffer

@@ -59,8 +59,10 @@ func TestExampleServer(t *testing.T) {
 				}
 			}
 		}
-		results := s.ScoreBatch(t.Context(), []scorer.Input{noise, smooth,
-			flat(color.NRGBA{R: 255, G: 255, B: 255, A: 255})})
+		results := s.ScoreBatch(t.Context(), []scorer.Input{
+			noise, smooth,
+			flat(color.NRGBA{R: 255, G: 255, B: 255, A: 255}),
+		})
 		for i, want := range []float64{sums[0] / (255 * 37 * 19), sums[1] / (255 * 37 * 19), 1} {
 			if r := results[i]; r.Err != nil || math.Abs(r.Value-want) > 1e-12 {
 				t.Errorf("image %d: %+v, want %v", i, r, want)

@@ -59,8 +59,10 @@ func TestBytes(t *testing.T) {
 			t.Errorf("%q: round trip gave %d, %v", got, again, err)
 		}
 	}
-	for _, bad := range []string{"", "B", "64", "-1B", "1.5B", "-1MiB", "1MiBB", "1e400GiB", "NaNB", "InfB", "9EiB",
-		"99999999TiB", "0x10B", "1_0B", "64mib"} {
+	for _, bad := range []string{
+		"", "B", "64", "-1B", "1.5B", "-1MiB", "1MiBB", "1e400GiB", "NaNB", "InfB", "9EiB",
+		"99999999TiB", "0x10B", "1_0B", "64mib",
+	} {
 		var got boot.Bytes
 		if err := got.UnmarshalText([]byte(bad)); err == nil {
 			t.Errorf("%q: got %d, want an error", bad, got)

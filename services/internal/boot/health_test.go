@@ -135,8 +135,10 @@ func TestLog_Fields(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &line); err != nil {
 		t.Fatalf("%v in %q", err, &out)
 	}
-	for key, want := range map[string]any{"service": "thing", "instance": "here-1", "version": boot.Version(),
-		"message": "shown", "level": "info", "n": 3.0} {
+	for key, want := range map[string]any{
+		"service": "thing", "instance": "here-1", "version": boot.Version(),
+		"message": "shown", "level": "info", "n": 3.0,
+	} {
 		if line[key] != want {
 			t.Errorf("%s: got %v, want %v", key, line[key], want)
 		}

@@ -40,8 +40,10 @@ func TestLimits_Streams(t *testing.T) {
 	fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 	var l boot.Limits
 	l.Flags(fs)
-	if err := fs.Parse([]string{"--max-steps-bytes", "2GiB", "--max-steps-age", "forever",
-		"--max-blobs-bytes=1GiB"}); err != nil {
+	if err := fs.Parse([]string{
+		"--max-steps-bytes", "2GiB", "--max-steps-age", "forever",
+		"--max-blobs-bytes=1GiB",
+	}); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]bus.StreamLimit{

@@ -17,8 +17,10 @@ func TestScarce(t *testing.T) {
 		!strings.Contains(fix, "meander streams limit --max-steps-bytes 200MiB") {
 		t.Errorf("%q, %q", what, fix)
 	}
-	for _, s := range []*bus.StreamStats{stats(schemas.StreamSteps, bus.StateOK),
-		stats(schemas.StreamDead, bus.StateRolling), stats(schemas.StreamRequests, bus.StateNearlyFull)} {
+	for _, s := range []*bus.StreamStats{
+		stats(schemas.StreamSteps, bus.StateOK),
+		stats(schemas.StreamDead, bus.StateRolling), stats(schemas.StreamRequests, bus.StateNearlyFull),
+	} {
 		if what, fix := Scarce(s); what+fix != "" {
 			t.Errorf("%s, %s: %q, %q", s.Name, s.State, what, fix)
 		}

@@ -50,14 +50,18 @@ func TestSet_CopiesAddUp(t *testing.T) {
 			s.CounterOf("b_total", "b", func() float64 { return float64(i + 1) }),
 			s.GaugeOf("c", "c", func() float64 { return 10 }))
 	}
-	if got, want := values(t, r), []string{"meander_x_a_total{} 2", "meander_x_b_total{} 3",
-		"meander_x_c{} 20"}; !slices.Equal(got, want) {
+	if got, want := values(t, r), []string{
+		"meander_x_a_total{} 2", "meander_x_b_total{} 3",
+		"meander_x_c{} 20",
+	}; !slices.Equal(got, want) {
 		t.Errorf("two copies: %v, want %v", got, want)
 	}
 	stops[2]() // of the second copy
 	stops[3]()
-	if got, want := values(t, r), []string{"meander_x_a_total{} 2", "meander_x_b_total{} 3",
-		"meander_x_c{} 10"}; !slices.Equal(got, want) {
+	if got, want := values(t, r), []string{
+		"meander_x_a_total{} 2", "meander_x_b_total{} 3",
+		"meander_x_c{} 10",
+	}; !slices.Equal(got, want) {
 		t.Errorf("one copy: %v, want %v", got, want)
 	}
 	instrument.New(nil, "x").Gauge("d", "d").WithLabelValues().Inc() // counts, and no one sees it

@@ -68,7 +68,8 @@ func TestCanary(t *testing.T) {
 		t.Errorf("not finite: %v", err)
 	}
 	if _, err = engine.Canary("velocity", func() ([]float32,
-		error) {
+		error,
+	) {
 		panic("index out of range")
 	}); !engine.Refused(err) {
 		t.Errorf("a panic: %v", err)

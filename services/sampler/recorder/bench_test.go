@@ -44,8 +44,10 @@ func BenchmarkParts(b *testing.B) {
 		b.Fatal(err)
 	}
 	data, other := tensor.F32.AppendFloats(nil, x), make([]byte, 4*elements)
-	event := &schemas.Step{Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{DType: "F32",
-		Shape: []int64{4096, 64}, Data: data}}}}
+	event := &schemas.Step{Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{
+		DType: "F32",
+		Shape: []int64{4096, 64}, Data: data,
+	}}}}
 	disk := filepath.Join(b.TempDir(), "disk")
 	parts := []struct {
 		name string

@@ -77,7 +77,8 @@ func (x *studio) request(uid schemas.UID) *schemas.Request {
 
 // attempt makes up to n steps of a request under a token, from what earlier attempts left.
 func (x *studio) attempt(s *recorder.Store, r *schemas.Request, token string, p *schemas.Policy,
-	n int) (*recorder.Recorder, engine.Episode) {
+	n int,
+) (*recorder.Recorder, engine.Episode) {
 	x.t.Helper()
 	record := s.New(r, token, x.network.Backend(), p)
 	check := func(err error) {
@@ -430,8 +431,10 @@ func TestRecorder_Text(t *testing.T) {
 	if data, err := x.Bus.GetBlob(t.Context(), *made.Text.IDs.Ref); err != nil || len(data) != 1<<16 {
 		t.Errorf("%d bytes stored, %v", len(data), err)
 	}
-	cause := bus.Terminal(schemas.CodeFailed, &interaction.Fault{State: schemas.ConversationTimeout,
-		Err: errors.New("no reply")})
+	cause := bus.Terminal(schemas.CodeFailed, &interaction.Fault{
+		State: schemas.ConversationTimeout,
+		Err:   errors.New("no reply"),
+	})
 	if f := record.Failed(cause); f.Text.Conversation != schemas.ConversationTimeout {
 		t.Errorf("conversation %q", f.Text.Conversation)
 	}

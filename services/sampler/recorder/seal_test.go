@@ -52,8 +52,10 @@ func TestSeal(t *testing.T) {
 		"priority":              {func(s *sealed) { s.request.Priority = 4 }, true},
 		"instructions of a CPU": {func(s *sealed) { s.backend = "cpu/avx512" }, true},
 		"checkpoint in parts": {func(s *sealed) {
-			s.checkpoint = &schemas.Tensor{DType: "F32", Shape: []int64{1, 1},
-				Parts: &schemas.Parts{Count: 1, Size: 4, Digest: digest}}
+			s.checkpoint = &schemas.Tensor{
+				DType: "F32", Shape: []int64{1, 1},
+				Parts: &schemas.Parts{Count: 1, Size: 4, Digest: digest},
+			}
 		}, true},
 		"key":           {func(s *sealed) { s.key = "yek" }, false},
 		"build":         {func(s *sealed) { s.build = "another" }, false},

@@ -413,8 +413,10 @@ func TestVersions_ByPath(t *testing.T) {
 	byPath := func(p *schemas.Policy) {
 		data := safetensors(float32(p.PolicyVersion))
 		sum := sha256.Sum256(data)
-		p.Weights = []schemas.WeightsFile{{Path: "model.safetensors", Digest: hex.EncodeToString(sum[:]),
-			Size: int64(len(data))}}
+		p.Weights = []schemas.WeightsFile{{
+			Path: "model.safetensors", Digest: hex.EncodeToString(sum[:]),
+			Size: int64(len(data)),
+		}}
 		p.WeightsDigest = lora.FullDigest(p.BaseDigest, p.Weights[0].Digest)
 		if err := os.WriteFile(file, data, 0o600); err != nil {
 			t.Fatal(err)
@@ -558,7 +560,8 @@ func TestRetryLate(t *testing.T) {
 			t.Errorf("%d, %v after %d", x, err, asked)
 		}
 		if _, err := weights.RetryLate(t.Context(), func(context.Context) (int,
-			error) {
+			error,
+		) {
 			return 0, bus.ErrNotFound
 		}); !errors.Is(err, bus.ErrNotFound) {
 			t.Errorf("%v", err)

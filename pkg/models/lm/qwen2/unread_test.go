@@ -52,8 +52,10 @@ func changedTensors(t *testing.T, change func([]safetensors.Tensor) []safetensor
 		if err != nil {
 			t.Fatal(err)
 		}
-		tensors = append(tensors, safetensors.Tensor{Name: name, DType: info.DType, Shape: info.Shape,
-			Data: slices.Clone(data)})
+		tensors = append(tensors, safetensors.Tensor{
+			Name: name, DType: info.DType, Shape: info.Shape,
+			Data: slices.Clone(data),
+		})
 	}
 	dir := t.TempDir()
 	files, err := filepath.Glob(filepath.Join(sums, "*.js*"))

@@ -114,8 +114,10 @@ func TestOpen_TextEncoderGoesWhereThereIsRoom(t *testing.T) {
 		{others + pass, ", text " + c.Name()},
 		{others + pass - 1, "refused"},
 	} {
-		m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Device: limited{c, tt.room, 2},
-			Threads: 1}})
+		m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{
+			Device:  limited{c, tt.room, 2},
+			Threads: 1,
+		}})
 		if err != nil {
 			if tt.backend != "refused" {
 				t.Errorf("room %d: %v", tt.room, err)
@@ -145,7 +147,8 @@ func TestOpen_TellsItsProgress(t *testing.T) {
 	dir := checkpoint.Dir(t, checkpoint.Config{})
 	var parts []string
 	at := 0
-	m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{Threads: 1,
+	m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{
+		Threads: 1,
 		Progress: func(part string, done, total int) {
 			if len(parts) == 0 || parts[len(parts)-1] != part {
 				if parts, at = append(parts, part), 0; total <= 0 {
@@ -159,7 +162,8 @@ func TestOpen_TellsItsProgress(t *testing.T) {
 				parts[len(parts)-1] = part + ", whole"
 				parts = append(parts, part)
 			}
-		}}})
+		},
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}

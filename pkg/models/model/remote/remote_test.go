@@ -320,8 +320,10 @@ func TestErrors_Classes(t *testing.T) {
 		remotetest.Fail(wire.ClassWorker, "a bug"),
 		remotetest.Fail(wire.ClassProtocol, "unknown"))
 	x := make([]float32, 6*remotetest.Channels)
-	for _, says := range []string{"latents that the model cannot compute: not finite", "worker: a bug",
-		"protocol: unknown"} {
+	for _, says := range []string{
+		"latents that the model cannot compute: not finite", "worker: a bug",
+		"protocol: unknown",
+	} {
 		_, err := m.Decode(t.Context(), x, size)
 		if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, tensor.ErrDeviceLost) ||
 			errors.Is(err, model.ErrLatents) != strings.HasPrefix(says, "latents") {
@@ -375,8 +377,10 @@ func TestCall_Repeated(t *testing.T) {
 			var lost []error
 			dir := remotetest.Folder(t, class, 1)
 			w, address := remotetest.Start(t, remotetest.Options{Dir: dir})
-			m := opened(t, dir, remote.Config{Address: address,
-				Log: func(e remote.Event) { lost = append(lost, e.Err) }})
+			m := opened(t, dir, remote.Config{
+				Address: address,
+				Log:     func(e remote.Event) { lost = append(lost, e.Err) },
+			})
 			rows := rowsOf(t, m, 1)
 			want := velocity(t, m, rows)
 			w.Play(wire.CallVelocity, play)

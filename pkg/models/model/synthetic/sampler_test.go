@@ -275,7 +275,8 @@ func (w *within) add(x, mean []float32) {
 }
 
 func (w *within) check(t *testing.T, kind flow.Transition, sigmas []float32, bias float64, samples int, weight,
-	std float64) {
+	std float64,
+) {
 	t.Helper()
 	total := float64(samples)
 	if se := math.Sqrt(weight * (1 - weight) / total); math.Abs(w.count/total-weight) > 4*se {

@@ -253,8 +253,10 @@ func TestModel_VelocityRefuses(t *testing.T) {
 		{"cancelled", ended, same, 16, "canceled"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			row := model.Row{X: make([]float32, 64), Sigma: 0.5, Conditioning: encode(t, m, "p")[0],
-				Dst: make([]float32, 64)}
+			row := model.Row{
+				X: make([]float32, 64), Sigma: 0.5, Conditioning: encode(t, m, "p")[0],
+				Dst: make([]float32, 64),
+			}
 			tt.change(&row)
 			err := m.Velocity(tt.ctx, []model.Row{row}, media.ImageSize(16, tt.width))
 			if err == nil || !strings.Contains(err.Error(), tt.fault) {
@@ -359,8 +361,10 @@ func normals(rng *rand.Rand, n int) []float32 {
 func TestVarianceFamilies_AreModels(t *testing.T) {
 	for _, f := range synthetic.VarianceFamilies() {
 		t.Run(f.Name, func(t *testing.T) {
-			modeltest.Run(t, modeltest.Suite{Family: f, Prompts: [3]string{"a", "", "a red fox"},
-				Size: media.ImageSize(48, 32)})
+			modeltest.Run(t, modeltest.Suite{
+				Family: f, Prompts: [3]string{"a", "", "a red fox"},
+				Size: media.ImageSize(48, 32),
+			})
 		})
 	}
 }

@@ -154,8 +154,10 @@ func BenchmarkBlock(b *testing.B) {
 			}},
 			{"up", func(c *cpu.CPU) { c.Linear(hidden, y, wup, cpu.Epilogue{Bias: bias, Act: tensor.GELU}) }},
 			{"down", func(c *cpu.CPU) {
-				c.Linear(x, hidden, wdown, cpu.Epilogue{Bias: bias[:d], Gate: mod.SliceRows(2, 3), Residual: x,
-					Group: group})
+				c.Linear(x, hidden, wdown, cpu.Epilogue{
+					Bias: bias[:d], Gate: mod.SliceRows(2, 3), Residual: x,
+					Group: group,
+				})
 			}},
 		} {
 			b.Run(fmt.Sprintf("op=%s/rows=%d", op.name, rows), func(b *testing.B) {

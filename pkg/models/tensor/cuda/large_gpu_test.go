@@ -98,8 +98,10 @@ func TestGPU_LargeShapes(t *testing.T) {
 func TestGPU_QwenImageLayers(t *testing.T) {
 	needsGPU(t)
 	dir := t.TempDir()
-	if err := checkpoint.WritePublished(dir, checkpoint.Changes{Layers: 2, TextLayers: 2,
-		Vocabulary: 300}); err != nil {
+	if err := checkpoint.WritePublished(dir, checkpoint.Changes{
+		Layers: 2, TextLayers: 2,
+		Vocabulary: 300,
+	}); err != nil {
 		t.Fatal(err)
 	}
 	velocity := func(d tensor.Device) []float32 {

@@ -49,8 +49,10 @@ func TestEncode_FilesAreReadOnce(t *testing.T) {
 		return file, nil
 	})
 	given := func(name, kind, digest string) schemas.Condition {
-		return schemas.Condition{Name: name, Type: kind,
-			DataImage: schemas.DataImage{Ref: &schemas.Ref{Digest: digest}}}
+		return schemas.Condition{
+			Name: name, Type: kind,
+			DataImage: schemas.DataImage{Ref: &schemas.Ref{Digest: digest}},
+		}
 	}
 	s := &schemas.Sampling{Conditions: []schemas.Condition{
 		given("image", "image", "a"), given("image", "image", "a"), given("mask", "mask", "a"),

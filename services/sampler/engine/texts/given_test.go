@@ -13,8 +13,10 @@ import (
 // The logits of given tokens have the bits of those of the ids before them, in whatever order they are asked for.
 func TestGiven_Logits(t *testing.T) {
 	dir := t.TempDir()
-	if err := (qwen2test.Random{Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300,
-		MaxPositions: 300}).Write(dir); err != nil {
+	if err := (qwen2test.Random{
+		Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300,
+		MaxPositions: 300,
+	}).Write(dir); err != nil {
 		t.Fatal(err)
 	}
 	m, err := qwen2.Open(dir, lm.Options{})

@@ -49,8 +49,10 @@ func talk(t *testing.T, e *tokenEngine, samples int, between func()) (ids [][]in
 			Messages: []schemas.Message{{Role: "user", Content: "2+2=?"}}, MaxNewTokens: 6, Temperature: 1, TopP: 1, TokensPerEvent: 1, Vocabulary: int64(e.card.Vocabulary),
 			Interaction: &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(3)), TimeoutMS: new(int64(1))},
 		}
-		req := &schemas.Request{Identity: schemas.Identity{Stage: schemas.StageMain, Run: "r", UID: "g",
-			SampleIndex: int64(i)}, Sampling: schemas.Sampling{SampleSeed: uint64(i)}, Text: x}
+		req := &schemas.Request{Identity: schemas.Identity{
+			Stage: schemas.StageMain, Run: "r", UID: "g",
+			SampleIndex: int64(i),
+		}, Sampling: schemas.Sampling{SampleSeed: uint64(i)}, Text: x}
 		req.ScheduleDigest = req.ComputeScheduleDigest()
 		p, err := e.Start(t.Context(), req, nil)
 		if err != nil {

@@ -28,8 +28,10 @@ func wgmmaAttentions() []attention {
 		{heads: 1, kv: 1, d: 128, causal: true, sequences: []int{140}, keys: []int{138}, large: 16, half: true},
 	}
 	for _, d := range []int{64, 128} { // a key more than the chunks before
-		cases = append(cases, attention{heads: 1, kv: 1, d: d, sequences: []int{12, 1}, keys: []int{129, 257},
-			half: true})
+		cases = append(cases, attention{
+			heads: 1, kv: 1, d: d, sequences: []int{12, 1}, keys: []int{129, 257},
+			half: true,
+		})
 	}
 	// With as many keys, 8 more or 8 less each of a thread's scores is that of the first key that a query does not see,
 	// in the first chunk and in another.

@@ -219,8 +219,10 @@ func (k shipped) passes(t *testing.T, text string) bool {
 func drawn(kernel string, rule int, all []mutant) []mutant {
 	const step = 6 // one of so many
 	turn, instances := rule, 1
-	for i, name := range []string{"attention_bf16_32", "attention_bf16_64", "attention_bf16_128",
-		"attention_bf16_384"} {
+	for i, name := range []string{
+		"attention_bf16_32", "attention_bf16_64", "attention_bf16_128",
+		"attention_bf16_384",
+	} {
 		if name == kernel {
 			turn, instances = rule-i, 4
 		}
