@@ -69,6 +69,52 @@ class Up:
             self.process.wait(30)
 
 
+class Apart:
+    """The server and the services, each a program of its own that can be killed. samplers are their models, by name.
+    NATS_SERVER is the server's binary; without it, or without the services beside meander, the test is skipped."""
+
+    def __init__(self, folder, **samplers):
+        server, self.folder, self.port, self.running = os.environ.get("NATS_SERVER"), folder, free_port(), {}
+        if not server or not BINARY.with_name("meander-intake").is_file():
+            pytest.skip("NATS_SERVER is not set, or the services are not beside meander: 'make python-test' builds one")
+        self.url = f"nats://127.0.0.1:{self.port}"
+        listen = ["-a", "127.0.0.1", "-p", str(self.port)]
+        self.commands = {"server": [server, "-js", *listen, "-sd", str(folder / "nats")]}
+        programs = {p: p for p in ("intake", "reward", "advantage")} | dict.fromkeys(samplers, "sampler")
+        for name, program in programs.items():
+            # One sample after the other: each may be the last before its sampler is killed.
+            model = ["--model", str(samplers[name]), "--batch", "1", "--workers", "1"] if name in samplers else []
+            self.commands[name] = [
+                str(BINARY.with_name("meander-" + program)), "--nats-url", self.url, "--health-addr", "",
+                "--ack-wait", "1s", *model,
+            ]  # fmt: skip
+
+    def start(self, name):
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.running[name] = subprocess.Popen(
+                self.commands[name], stdout=log, stderr=log, cwd=self.folder, env=ENVIRONMENT
+            )
+
+    def kill(self, name):
+        """Kills a program, and starts it again."""
+        self.running[name].kill()
+        self.running[name].wait(30)
+        self.start(name)
+
+    def __enter__(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for name in self.commands:
+            self.start(name)
+            if name == "server":
+                listens(self.port, self.running[name])
+        return self
+
+    def __exit__(self, *_):
+        for process in reversed(self.running.values()):
+            process.terminate()
+            process.wait(30)
+
+
 @pytest.fixture(scope="session")
 def binary():
     if not BINARY.is_file():

@@ -63,8 +63,8 @@ def started(url, out, *launcher, **fields):
         )
 
 
-def ended(process, out):
-    assert process.wait(300) == 0, (out / "stderr").read_text()[-3000:]
+def ended(process, out, seconds=300):
+    assert process.wait(seconds) == 0, (out / "stderr").read_text()[-3000:]
 
 
 async def until(process, out, count):

@@ -19,7 +19,7 @@ import pytest
 import meander
 
 from meander.data.events import NUMBER, form
-from conftest import ENVIRONMENT, Up, first, free_port, listens, publish
+from conftest import ENVIRONMENT, Apart, Up, first, free_port, listens, publish
 from meander import cursor
 
 
@@ -529,38 +529,15 @@ def test_an_answer_to_a_ping_that_was_given_up(binary, tmp_path, run):
 
 
 def test_external_server(binary, tmp_path, run):
-    """Services and server each a program of its own; NATS_SERVER is the server's binary."""
-    server = os.environ.get("NATS_SERVER")
-    if not server or not binary.with_name("meander-intake").is_file():
-        pytest.skip("NATS_SERVER is not set, or the services are not beside meander: 'make python-test' builds one")
-    port = free_port()
-    nats_server = subprocess.Popen(
-        [server, "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(tmp_path / "nats")], stderr=subprocess.DEVNULL
-    )
-    listens(port, nats_server)
-    url = f"nats://127.0.0.1:{port}"
-    services = []
-    for service in ("intake", "sampler", "reward", "advantage"):
-        command = [str(binary.with_name("meander-" + service)), "--nats-url", url, "--health-addr", ""]
-        with open(tmp_path / service, "wb") as log:
-            services.append(
-                subprocess.Popen(
-                    command + ["--model", "synthetic"] * (service == "sampler"), stdout=log, stderr=log, cwd=tmp_path,
-                    env=ENVIRONMENT
-                )
-            )
+    """Services and server each a program of its own."""
 
     async def test(client, name):
         await publish(client, name, "u", "b")
         batch = await first(client.batches(name, "trainer", timeout=50))
         batch.check(batch.recompute_log_prob(velocities(batch)))
 
-    try:
-        run(test, url)
-    finally:
-        for process in [*services, nats_server]:
-            process.terminate()
-            process.wait(30)
+    with Apart(tmp_path, sampler="synthetic") as apart:
+        run(test, apart.url)
 
 
 class Stored(meander.Client):

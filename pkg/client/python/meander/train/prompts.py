@@ -136,6 +136,9 @@ class Draw:
         return self._orders[epoch]
 
 
+_ANY_SPAN = 1 << 20  # the most that a prompt may say
+
+
 def training(
     config: Config, batch: int, drawn: list[dict[str, Any]], epoch: int, version: int, diversity: float = 0.0,
     clean: bool = False, versions: Mapping[str, int] = {},
@@ -167,6 +170,9 @@ def training(
         }
         lane = {**common, **({} if config.texts else images), "min_policy_version": version}
         if config.stage:
+            # A trainer that starts again announces the same weights once more, maybe while samples are made: they have
+            # two versions then. What is behind is told by weights (Loop._next).
+            sample["group_policy"] = {"max_policy_span": _ANY_SPAN}
             fields = {**fields, "stages": _stages(config, fields, lane, versions)}
             lane = {}
         out.append({**sample, **lane, **fields})
