@@ -379,8 +379,7 @@ func publishControls(t *testing.T, w *world, publish func(run schemas.Run, p *sc
 	}
 	for sample := range int64(2) {
 		v := &schemas.Verdict{
-			Run: "people", UID: "judged", SampleIndex: sample, Name: "external", Value: new(0.5),
-			At: 1,
+			Run: "people", UID: "judged", SampleIndex: sample, Name: "external", Value: new(0.5), At: 1,
 		}
 		if err := w.client.Verdict(ctx, v); err != nil {
 			t.Fatal(err)

@@ -86,8 +86,7 @@ func newAuthority(t *testing.T, dir, name string) *authority {
 	t.Helper()
 	a := &authority{}
 	certFile, _ := a.sign(t, dir, name, &x509.Certificate{
-		IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	})
 	a.file = certFile
 	return a
@@ -139,15 +138,13 @@ func TestClient_TLS(t *testing.T) {
 	forged, forgedKey := theirs.sign(t, dir, "forged", &x509.Certificate{ExtKeyUsage: asClient})
 	serve := func(verify bool) string {
 		config, err := server.GenTLSConfig(&server.TLSConfigOpts{
-			CertFile: serverCert, KeyFile: serverKey, CaFile: ours.file,
-			Verify: verify,
+			CertFile: serverCert, KeyFile: serverKey, CaFile: ours.file, Verify: verify,
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		url := serveNATS(t, &server.Options{
-			TLSConfig: config, TLSVerify: verify,
-			TLSTimeout: bustest.Patience.Seconds(),
+			TLSConfig: config, TLSVerify: verify, TLSTimeout: bustest.Patience.Seconds(),
 		})
 		setUp(t, bus.Config{URL: url, CAFile: ours.file, CertFile: cert, KeyFile: key})
 		return url

@@ -218,8 +218,7 @@ func TestConnect_ContextTLSFirstAndProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := startServer(t, server.Options{
-		TLSConfig: config, TLSHandshakeFirst: true,
-		TLSTimeout: bustest.Patience.Seconds(),
+		TLSConfig: config, TLSHandshakeFirst: true, TLSTimeout: bustest.Patience.Seconds(),
 	})
 	plain := startServer(t, server.Options{Users: []*server.User{{Username: "ann", Password: "secret"}}})
 	proxy, calls := socksProxy(t)

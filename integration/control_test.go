@@ -111,8 +111,7 @@ func (c *controlled) stepsOf(t *testing.T, run schemas.Run) (seqs []uint64) {
 func (c *controlled) do(t *testing.T, run schemas.Run, uid schemas.UID, action string) (boundary uint64) {
 	t.Helper()
 	r, err := c.client.Control(t.Context(), &schemas.Control{
-		Run: run, UID: uid, Action: action, By: "ada",
-		Reason: "lunch",
+		Run: run, UID: uid, Action: action, By: "ada", Reason: "lunch",
 	})
 	if err != nil || r.Unchanged != "" {
 		t.Fatalf("%s: %+v, %v", action, r, err)
@@ -269,8 +268,7 @@ func TestControl_CancelWhatWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := w.client.Control(t.Context(), &schemas.Control{
-		Run: "r", UID: "g",
-		Action: schemas.ControlCancel,
+		Run: "r", UID: "g", Action: schemas.ControlCancel,
 	}); err != nil || r.Unchanged != "" {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -308,8 +306,7 @@ func TestControl_ClosedWhilePaused(t *testing.T) {
 		w.publish(t, run, prompt("first"))
 		w.advantages(t, run, 1)
 		if _, err := w.client.Control(t.Context(), &schemas.Control{
-			Run:    run,
-			Action: schemas.ControlPause,
+			Run: run, Action: schemas.ControlPause,
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -395,8 +392,7 @@ func TestControl_Refused(t *testing.T) {
 		}
 		// The client asks for nothing then; of others that do, intake keeps nothing.
 		if _, err := w.Publish(t.Context(), &schemas.Control{
-			Run: c.run, UID: c.uid, Action: c.action,
-			At: 1,
+			Run: c.run, UID: c.uid, Action: c.action, At: 1,
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -526,8 +522,7 @@ func TestPrune_Control(t *testing.T) {
 		return w.client.Control(t.Context(), &c)
 	}
 	if _, err := w.client.Publish(t.Context(), "r", &schemas.Prompt{
-		UID: "first", Prompt: "x", GroupSize: new(int64(1)),
-		Reward: []schemas.RewardSpec{{Name: "synthetic"}},
+		UID: "first", Prompt: "x", GroupSize: new(int64(1)), Reward: []schemas.RewardSpec{{Name: "synthetic"}},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -113,8 +113,7 @@ func TestImageServer_VerifyRecorded(t *testing.T) {
 			LogProbKind: "density", LatentsDType: "F32",
 		},
 		Outputs: schemas.Outputs{
-			ReturnStepIndices: []int64{0, 1, 2, 3, 4}, ReturnConditioning: true,
-			Debug: []string{"noise"},
+			ReturnStepIndices: []int64{0, 1, 2, 3, 4}, ReturnConditioning: true, Debug: []string{"noise"},
 		},
 		Group: schemas.Group{Batch: "u"},
 	}

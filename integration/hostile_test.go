@@ -82,8 +82,7 @@ func TestPipeline_HostileBytes(t *testing.T) {
 		}
 	}
 	r, err := w.client.Publish(t.Context(), "fine", &schemas.Prompt{
-		UID: "g", Prompt: "a red fox",
-		GroupSize: new(int64(2)),
+		UID: "g", Prompt: "a red fox", GroupSize: new(int64(2)),
 	})
 	if err != nil || r.Samples != 2 {
 		t.Fatalf("a good prompt after them: %+v, %v", r, err)

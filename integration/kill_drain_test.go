@@ -179,8 +179,7 @@ func (d *drainTest) publishImages(t *testing.T, one *schemas.Trajectory, ref sch
 		e := *one
 		e.Run, e.SampleIndex, e.GroupSize = run, i, d.images
 		e.Media = []schemas.Medium{{
-			Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: d.side, Height: d.side,
-			Digest: digest, Ref: &ref,
+			Kind: schemas.KindImage, Format: schemas.ImagePNG, Width: d.side, Height: d.side, Digest: digest, Ref: &ref,
 		}}
 		oneStep(t, d.Bus, &e)
 		if _, err := d.Bus.Publish(t.Context(), &e); err != nil {

@@ -149,8 +149,7 @@ func TestLane_OtherCheckpoint(t *testing.T) {
 			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(2))},
 		}
 		requests, err := intake.Resolve("r", prompt, policy, intake.Origin{
-			Seq: 1, Created: time.Now(),
-			Reward: []string{"synthetic"},
+			Seq: 1, Created: time.Now(), Reward: []string{"synthetic"},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -146,8 +146,7 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 		put(&schemas.Prompt{
 			Prompt: long, GroupSize: new(int64(schemas.MaxGroupSize)),
 			ImageSettings: schemas.ImageSettings{
-				NumInferenceSteps: new(int64(1)), Height: new(int64(16)),
-				Width: new(int64(16)),
+				NumInferenceSteps: new(int64(1)), Height: new(int64(16)), Width: new(int64(16)),
 			},
 		})
 	}
@@ -155,8 +154,7 @@ func TestMemory_OthersStayBelowTheirCeilings(t *testing.T) {
 		put(&schemas.Prompt{
 			Prompt: "a red fox", GroupSize: new(int64(16)),
 			ImageSettings: schemas.ImageSettings{
-				NumInferenceSteps: new(int64(4)), Height: new(int64(1024)),
-				Width: new(int64(1024)),
+				NumInferenceSteps: new(int64(4)), Height: new(int64(1024)), Width: new(int64(1024)),
 			},
 		})
 	}

@@ -36,8 +36,7 @@ func transformer(t *testing.T, shards int,
 			t.Fatal(err)
 		}
 		list = append(list, safetensors.Tensor{
-			Name: name, DType: info.DType, Shape: info.Shape,
-			Data: bytes.Clone(data),
+			Name: name, DType: info.DType, Shape: info.Shape, Data: bytes.Clone(data),
 		})
 	}
 	list = change(list)
@@ -176,8 +175,7 @@ func TestPolicy_FullWeightsRefused(t *testing.T) {
 		},
 		"unexpected": {transformer(t, 1, func(list []safetensors.Tensor) []safetensors.Tensor {
 			return append(list, safetensors.Tensor{
-				Name: "zzz", DType: tensor.F32, Shape: []int{1},
-				Data: make([]byte, 4),
+				Name: "zzz", DType: tensor.F32, Shape: []int{1}, Data: make([]byte, 4),
 			})
 		}), "1 tensors unexpected: zzz"},
 		"shape": {transformer(t, 1, func(list []safetensors.Tensor) []safetensors.Tensor {

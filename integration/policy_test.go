@@ -327,8 +327,7 @@ func TestPolicy_RefusedAtStart(t *testing.T) {
 	}
 	gone := *pushed
 	gone.Adapter = &schemas.PolicyAdapter{Scale: 1, File: schemas.Ref{
-		Bucket: schemas.BlobBucket,
-		Digest: strings.Repeat("1", 64), Size: 100,
+		Bucket: schemas.BlobBucket, Digest: strings.Repeat("1", 64), Size: 100,
 	}}
 	gone.WeightsDigest, gone.PolicyVersion, gone.Parent = "gone", pushed.PolicyVersion+1, &pushed.PolicyVersion
 	if _, err := peer.AwaitPolicy(t.Context(), pushed); err != nil {

@@ -317,8 +317,7 @@ func TestResume_TriedAgain(t *testing.T) {
 	w := newWorld(t)
 	w.Serve(t, defaults().run("intake"))
 	c := resumeCase{name: "failed", rollout: schemas.Rollout{
-		SDEStepIndices: []int64{}, ReturnStepIndices: []int64{},
-		CheckpointEvery: new(int64(2)),
+		SDEStepIndices: []int64{}, ReturnStepIndices: []int64{}, CheckpointEvery: new(int64(2)),
 	}, from: []int64{2, 4, 6}}
 	p := c.prompt(5)
 	w.sampler(t, resumeConfig(&brake{

@@ -58,8 +58,7 @@ func small(uid schemas.UID, rewards ...schemas.RewardSpec) *schemas.Prompt {
 	return &schemas.Prompt{
 		UID: uid, Prompt: "a red fox", GroupSize: new(int64(4)),
 		ImageSettings: schemas.ImageSettings{
-			NumInferenceSteps: new(int64(2)),
-			Height:            new(int64(32)), Width: new(int64(32)),
+			NumInferenceSteps: new(int64(2)), Height: new(int64(32)), Width: new(int64(32)),
 		},
 		Reward: rewards,
 	}

@@ -502,8 +502,7 @@ func (g guarded) silent(t *testing.T, logs map[string]*process) {
 	outputs["auth.conf"] = contents(t, g.file("auth.conf"))
 	outputs["users.json"] = contents(t, g.file("users.json"))
 	b, err := bus.Connect(t.Context(), bus.Config{
-		URL: g.url, CredsFile: g.file("admin.creds"),
-		CAFile: g.file("tls/ca.pem"),
+		URL: g.url, CredsFile: g.file("admin.creds"), CAFile: g.file("tls/ca.pem"),
 	}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)

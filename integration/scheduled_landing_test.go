@@ -16,8 +16,7 @@ func perfect(t *testing.T) (models model.Registry, point func(prediction string)
 	t.Helper()
 	open := func(prediction string) *synthetic.Model {
 		m, err := synthetic.NewWith(synthetic.Config{
-			Components: 1, MinStd: 1e-9, MaxStd: 1e-9, Contrast: 1,
-			Prediction: prediction,
+			Components: 1, MinStd: 1e-9, MaxStd: 1e-9, Contrast: 1, Prediction: prediction,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -23,8 +23,7 @@ func paint(t *testing.T, width, height, shade int) []byte {
 	for y := range height {
 		for x := range width {
 			img.SetNRGBA(x, y, color.NRGBA{
-				R: uint8(shade), G: uint8(255 * x / width), B: uint8(255 * y / height),
-				A: 255,
+				R: uint8(shade), G: uint8(255 * x / width), B: uint8(255 * y / height), A: 255,
 			})
 		}
 	}

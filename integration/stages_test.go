@@ -284,8 +284,7 @@ func TestStages_Failed(t *testing.T) {
 	})
 	p := thinkAndPaint("g", 6)
 	p.Stages = []schemas.StageSpec{p.Stages[0], {
-		Name: "judge", Interaction: &schemas.Interaction{Name: "critic"},
-		Prompt: "{think.text}",
+		Name: "judge", Interaction: &schemas.Interaction{Name: "critic"}, Prompt: "{think.text}",
 	}, p.Stages[1]}
 	c.publish(t, "r", p)
 	a := c.advantages(t, "r", 1)["g"]

@@ -203,8 +203,7 @@ func TestText_LargeVocabulary(t *testing.T) {
 		dtype              string
 	}{{151936, 100, "F16"}, {262144, 3, "F32"}} {
 		model := babble(t, qwen2test.Random{
-			Vocabulary: int(c.vocabulary), Width: 8, Layers: 1, Heads: 2, KVHeads: 1,
-			MaxPositions: 256,
+			Vocabulary: int(c.vocabulary), Width: 8, Layers: 1, Heads: 2, KVHeads: 1, MaxPositions: 256,
 		})
 		w := start(t, func(o *config) { o.sampler.Model = model })
 		_, err := w.client.Publish(t.Context(), "large", &schemas.Prompt{

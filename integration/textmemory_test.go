@@ -23,8 +23,7 @@ func TestMemory_FullLogits(t *testing.T) {
 	c := assemble(t)
 	server := []string{"--nats-url", c.Server.ClientURL(), "--health-addr", ""}
 	model := babble(t, qwen2test.Random{
-		Vocabulary: vocabulary, Width: 8, Layers: 1, Heads: 2, KVHeads: 1,
-		MaxPositions: 512,
+		Vocabulary: vocabulary, Width: 8, Layers: 1, Heads: 2, KVHeads: 1, MaxPositions: 512,
 	})
 	raise := func(name string, args ...string) *harness.Process {
 		return harness.Raise(t, &harness.Process{

@@ -118,16 +118,14 @@ func TestText_Scorers(t *testing.T) {
 	if err = w.client.Verdict(t.Context(), verdict); err != nil {
 		t.Fatal(err)
 	}
-	_, err = w.client.Publish(t.Context(), "r", &schemas.Prompt{
+	if _, err = w.client.Publish(t.Context(), "r", &schemas.Prompt{
 		UID: "g", Messages: talk, GroupSize: new(int64(1)), Seed: new(int64(7)),
 		Text:   &schemas.Text{MaxNewTokens: new(int64(6)), Logits: &schemas.Logits{Form: schemas.LogitsTopK}, Interaction: &schemas.Interaction{Name: "tutor"}},
 		Reward: []schemas.RewardSpec{{Name: "nats:judge", Weight: new(1.0)}, {Name: "http:judge", Weight: new(2.0)}, {Name: "external:reader", Weight: new(4.0)}},
-	})
-	if err != nil {
+	}); err != nil {
 		t.Fatal(err)
 	}
-	a := w.advantages(t, "r", 1)["g"]
-	if a.Status != schemas.StatusComplete || *a.Mean != 0.25+2*0.5+4 {
+	if a := w.advantages(t, "r", 1)["g"]; a.Status != schemas.StatusComplete || *a.Mean != 0.25+2*0.5+4 {
 		t.Fatalf("%s, %v; members %+v", a.Status, a.Mean, a.Members)
 	}
 	for i, by := range []string{"nats:judge", "http:judge"} {

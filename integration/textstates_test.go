@@ -26,8 +26,7 @@ func TestTurns_EmptyAnswers(t *testing.T) {
 	with := &schemas.Interaction{Name: "patient", MaxTurns: new(int64(3))}
 	digits := strings.Split("0123456789-", "")
 	talk(t, w, "r", "none", 1, &schemas.Text{
-		MaxNewTokens: new(int64(0)), Interaction: with,
-		Logits: &schemas.Logits{Form: schemas.LogitsTopK},
+		MaxNewTokens: new(int64(0)), Interaction: with, Logits: &schemas.Logits{Form: schemas.LogitsTopK},
 	})
 	talk(t, w, "r", "ended", 1, &schemas.Text{Stop: digits, Interaction: with, Temperature: new(0.0)})
 	closed := w.advantages(t, "r", 2)

@@ -96,8 +96,7 @@ func killWorker(t *testing.T, log *logbook) {
 func provenNatively(t *testing.T, w *world, run schemas.Run, samples int) {
 	t.Helper()
 	r, err := verify.Run(t.Context(), w.Bus, run, verify.Options{
-		Model:  []string{signsFolder},
-		Engine: verify.EngineNone,
+		Model: []string{signsFolder}, Engine: verify.EngineNone,
 	})
 	if err != nil || r.Trajectories != samples || r.MaxRatio > 1e-5 || !r.OK(1e-5) {
 		t.Errorf("%s: %+v, %v; want %d samples, which this program makes, too", run, r, err, samples)
@@ -246,8 +245,7 @@ func halfWay(t *testing.T, w *world, index int64) *schemas.Step {
 	t.Helper()
 	ctx, moved := bustest.WhileItMoves(t)
 	for m, err := range w.Read(ctx, schemas.StreamSteps, []string{schemas.Address{
-		Kind: schemas.KindStep,
-		Run:  "cut",
+		Kind: schemas.KindStep, Run: "cut",
 	}.Filter()}, bus.ReadOptions{Live: true}) {
 		if err != nil {
 			t.Fatal(err)

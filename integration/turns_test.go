@@ -67,8 +67,7 @@ func talk(t *testing.T, w *world, run schemas.Run, uid schemas.UID, samples int6
 		reward = []schemas.RewardSpec{{Name: "turns", Params: map[string]string{"of": "sum"}}}
 	}
 	_, err := w.client.Publish(t.Context(), run, &schemas.Prompt{
-		UID: uid, Prompt: "2+2=?", Seed: new(int64(5)),
-		GroupSize: &samples, Text: x, Reward: reward,
+		UID: uid, Prompt: "2+2=?", Seed: new(int64(5)), GroupSize: &samples, Text: x, Reward: reward,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -218,8 +217,7 @@ func TestTurns_Faults(t *testing.T) {
 			replies(t, w, c.name, c.say)
 		}
 		x := &schemas.Text{
-			MaxNewTokens: new(int64(4)),
-			Interaction:  &schemas.Interaction{Name: c.name, MaxTurns: new(int64(2))},
+			MaxNewTokens: new(int64(4)), Interaction: &schemas.Interaction{Name: c.name, MaxTurns: new(int64(2))},
 		}
 		if c.timeout > 0 {
 			x.Interaction.TimeoutMS = &c.timeout
@@ -250,8 +248,7 @@ func TestTurns_OthersGoOn(t *testing.T) {
 		return packed(t, &schemas.InteractReply{Terminate: true, Score: new(1.0)})
 	})
 	slow := &schemas.Text{MaxNewTokens: new(int64(3)), Interaction: &schemas.Interaction{
-		Name:      "slow",
-		TimeoutMS: new(int64(schemas.MaxInteractMS)),
+		Name: "slow", TimeoutMS: new(int64(schemas.MaxInteractMS)),
 	}}
 	talk(t, w, "r", "slow", 6, slow) // a sampler has two slots
 	talk(t, w, "r", "quick", 4, &schemas.Text{MaxNewTokens: new(int64(3))}, schemas.RewardSpec{Name: "confidence"})

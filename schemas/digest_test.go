@@ -167,8 +167,7 @@ func TestRequest_AnsweredBy_fields(t *testing.T) {
 	e.Conditions, e.Arguments = conditions(), map[string]string{"strength": "0.5"}
 	e.NetworkTimesteps = []float32{999, 749, 499, 249}
 	request := &schemas.Request{
-		Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest,
-		Group: e.Group,
+		Identity: e.Identity, Sampling: e.Sampling, ScheduleDigest: e.ScheduleDigest, Group: e.Group,
 	}
 	var repeated []string
 	for _, part := range []reflect.Type{reflect.TypeFor[schemas.Identity](), reflect.TypeFor[schemas.Sampling]()} {

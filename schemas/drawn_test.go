@@ -21,8 +21,7 @@ func engineSamples(t testing.TB) []sample {
 	}
 	ordered := textTrajectory(t)
 	ordered.Drawn = &schemas.Drawn{Engine: schemas.Engine{
-		Name: "vllm", Version: "0.32.0", Values: "logits",
-		Filters: "min_p,top_k,top_p",
+		Name: "vllm", Version: "0.32.0", Values: "logits", Filters: "min_p,top_k,top_p",
 	}}
 	of := schemas.Engine{Name: "vllm", Version: "0.32.0", Values: "logits"}
 	text, image := textTrajectory(t), completedTrajectory(t)
@@ -58,8 +57,7 @@ func engineSamples(t testing.TB) []sample {
 func TestEngine_Gives(t *testing.T) {
 	t.Parallel()
 	all := schemas.TokenNumbers{
-		LogProbs: true, ProcessedLogProbs: true, LogSumExps: true, Entropies: true,
-		TopLogProbs: true,
+		LogProbs: true, ProcessedLogProbs: true, LogSumExps: true, Entropies: true, TopLogProbs: true,
 	}
 	raw, processed := schemas.TokenNumbers{LogProbs: true, TopLogProbs: true},
 		schemas.TokenNumbers{ProcessedLogProbs: true}

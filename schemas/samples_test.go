@@ -391,8 +391,7 @@ func fullPrompt(t testing.TB) *schemas.Prompt {
 			InitialNoise: "shared",
 		},
 		Routing: schemas.Routing{
-			Model:    "tiny",
-			Priority: new(int64(-3)), MinPolicyVersion: new(int64(5)),
+			Model: "tiny", Priority: new(int64(-3)), MinPolicyVersion: new(int64(5)),
 		},
 		GroupSize: new(int64(8)), Seed: new(int64(math.MaxInt64)),
 		Reward:    rewardSpecs(),

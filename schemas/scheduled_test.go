@@ -25,8 +25,7 @@ func scheduledSample() *schemas.ScheduledSample {
 func dataStart(step int64) *schemas.SegmentStart {
 	image := &schemas.Ref{Bucket: "mdr-blobs", Digest: digestOf("image"), Size: 70}
 	return &schemas.SegmentStart{StepIndex: step, Data: &schemas.SegmentData{
-		Image:       image,
-		GroupDigest: digestOf("images"),
+		Image: image, GroupDigest: digestOf("images"),
 	}}
 }
 

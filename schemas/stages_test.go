@@ -46,8 +46,7 @@ func stagesSamples(t testing.TB) []sample {
 	request.V, request.Stage, request.SampleIndex, request.Group, request.Lane = schemas.Version, "paint-2", 3,
 		stagesGroup(t), "signs"
 	request.Conditions = []schemas.Condition{{
-		Name: "image", Type: "image", Stage: "think",
-		DataImage: conditions()[0].DataImage,
+		Name: "image", Type: "image", Stage: "think", DataImage: conditions()[0].DataImage,
 	}}
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 	said.Stage, said.SampleIndex, said.Lane, said.Group = "judge", 3, "glyph_judge", stagesGroup(t)
@@ -84,8 +83,7 @@ func stagesSamples(t testing.TB) []sample {
 // stagesReward is that of a sample of two stages.
 func stagesReward(t testing.TB) *schemas.Reward {
 	x := schemas.Trained{
-		TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5,
-		PolicyVersionMax: 6,
+		TrainedSteps: 2, ScheduleDigest: digestOf("schedule"), PolicyVersionMin: 5, PolicyVersionMax: 6,
 	}
 	return &schemas.Reward{
 		Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Status: "scored", Reward: new(1.75), Scores: []schemas.Score{},
@@ -135,8 +133,7 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"condition of a stage", func(p *P) { p.Stages[2].Conditions[0].Stage = "judge" }, `stages[2].conditions[0].stage: "judge"; must be one of think, paint`},
 		{"condition given twice", func(p *P) {
 			p.Stages[1].Conditions = []schemas.Condition{{
-				Name: "image", Stage: "think",
-				DataImage: schemas.DataImage{Data: []byte("x")},
+				Name: "image", Stage: "think", DataImage: schemas.DataImage{Data: []byte("x")},
 			}}
 		}, `stages[1].conditions[0].stage: "think"; must be the only one of stage, data and ref`},
 		{"condition of a judge given twice", func(p *P) {
@@ -144,8 +141,7 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		}, `stages[2].conditions[0].stage: "paint"; must be the only one of stage, data and ref`},
 		{"condition of a judge given", func(p *P) {
 			p.Stages[2].Conditions[0] = schemas.Condition{
-				Name:      "image",
-				DataImage: schemas.DataImage{Data: []byte("x")},
+				Name: "image", DataImage: schemas.DataImage{Data: []byte("x")},
 			}
 		}, `stages[2].conditions[0].stage: ""; must name the stage that made the file`},
 		{"two conditions of one name", func(p *P) {

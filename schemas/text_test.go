@@ -23,8 +23,7 @@ func textRequest(t testing.TB) *schemas.Request {
 	r := &schemas.Request{
 		Identity: schemas.Identity{Stage: schemas.StageMain, Run: "run-1", UID: "p17", SampleIndex: 3, GroupSize: 8, Lane: "sums"},
 		Sampling: schemas.Sampling{
-			SampleSeed: math.MaxUint64, NoiseSeed: math.MaxUint64,
-			Prompt: "347+58=?",
+			SampleSeed: math.MaxUint64, NoiseSeed: math.MaxUint64, Prompt: "347+58=?",
 		},
 		Text: &s, Group: fullGroup(t),
 	}

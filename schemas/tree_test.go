@@ -29,8 +29,7 @@ func treeSamples(t testing.TB) []sample {
 	alone := twos(1, 3)
 	alone.Leaf = new(int64(3))
 	start := &schemas.SegmentStart{StepIndex: 2, Branch: &schemas.Branch{
-		Run: "run-1", UID: "p17", SampleIndex: 4,
-		StepIndex: 2,
+		Run: "run-1", UID: "p17", SampleIndex: 4, StepIndex: 2,
 	}}
 	request, leaf, trajectory := fullRequest(t), fullRequest(t), segmentTrajectory(t)
 	request.SampleIndex, request.Start, request.Group, request.ReturnStepIndices = 6, start, treeGroup(t), []int64{2, 3}
@@ -133,8 +132,7 @@ func TestPrompt_Validate_tree(t *testing.T) {
 	}
 	faults(t, func() *P {
 		return &P{Prompt: "x", ImageSettings: schemas.ImageSettings{
-			NumInferenceSteps: new(int64(10)),
-			Tree:              twos(2, 5),
+			NumInferenceSteps: new(int64(10)), Tree: twos(2, 5),
 		}}
 	}, []fault[P]{
 		{"at the first step", func(p *P) { p.Tree = twos(0) }, ""},

@@ -28,8 +28,7 @@ func TestBus_blobs(t *testing.T) {
 			ref, err := e.PutBlob(ctx, data)
 			sum := sha256.Sum256(data)
 			if err != nil || ref != (schemas.Ref{
-				Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]),
-				Size: int64(len(data)),
+				Bucket: schemas.BlobBucket, Digest: hex.EncodeToString(sum[:]), Size: int64(len(data)),
 			}) {
 				t.Fatalf("%s: got %+v, %v", name, ref, err)
 			}
@@ -147,8 +146,7 @@ func TestBus_PutBlob_fullSays(t *testing.T) {
 	e := newEnv(t, "in-process")
 	e.setup(t)
 	if err := e.SetLimits(t.Context(), bus.StreamLimit{
-		Stream:   schemas.StreamBlobBucket,
-		MaxBytes: 2 << 20,
+		Stream: schemas.StreamBlobBucket, MaxBytes: 2 << 20,
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -266,8 +264,7 @@ func TestBus_PutBlob_replaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	entry, err := json.Marshal(jetstream.ObjectInfo{
-		ObjectMeta: jetstream.ObjectMeta{Name: ref.Digest},
-		Bucket:     ref.Bucket, NUID: "none", Size: 4,
+		ObjectMeta: jetstream.ObjectMeta{Name: ref.Digest}, Bucket: ref.Bucket, NUID: "none", Size: 4,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -93,8 +93,7 @@ var digest = strings.Repeat("0", 64)
 // group is what events of a group without a batch carry.
 func group(uid schemas.UID) schemas.Group {
 	return schemas.Group{
-		Batch: string(uid), Reward: []schemas.RewardSpec{},
-		Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"},
+		Batch: string(uid), Reward: []schemas.RewardSpec{}, Advantage: schemas.AdvantageSpec{Estimator: "flow_grpo"},
 	}
 }
 

@@ -261,9 +261,7 @@ func TestBus_Consume_hookFailsForGood(t *testing.T) {
 	c.OnGiveUp = func(context.Context, *bus.Message, error) error {
 		return fmt.Errorf("tell: %w", bus.Terminal("invalid", errors.New("no such group")))
 	}
-	consume(t, e.Bus, c, func(context.Context,
-		*bus.Message,
-	) error {
+	consume(t, e.Bus, c, func(context.Context, *bus.Message) error {
 		return bus.Terminal("invalid", errors.New("bad seed"))
 	})
 	eventually(t, "terminated", func() bool { return e.waiting(t) == 0 })
@@ -487,9 +485,7 @@ func TestBus_Consume_survives(t *testing.T) {
 		var handled sync.Map
 		c := sampler()
 		c.AckWait = 300 * time.Millisecond // what was on its way is lost
-		consume(t, e.Bus, c, func(_ context.Context,
-			m *bus.Message,
-		) error {
+		consume(t, e.Bus, c, func(_ context.Context, m *bus.Message) error {
 			handled.Store(m.Subject, true)
 			return nil
 		})
@@ -539,8 +535,7 @@ func TestBus_Consume_faultsInOrder(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")
 	c := bus.ConsumerConfig{
-		Durable: schemas.RequestsDurable("x"), AckWait: -1, Slots: -1, DrainTimeout: -1,
-		RetryDelay: -1, Look: -1,
+		Durable: schemas.RequestsDurable("x"), AckWait: -1, Slots: -1, DrainTimeout: -1, RetryDelay: -1, Look: -1,
 	}
 	const want = "ack_wait: -1ns; must not be negative\ndrain_timeout: -1ns; must not be negative\n" +
 		"retry_delay: -1ns; must not be negative\nlook: -1ns; must not be negative\n" +

@@ -66,8 +66,7 @@ var mistakes = map[string]struct {
 func TestConsume_ItsDurableChanged(t *testing.T) {
 	t.Parallel()
 	config := bus.ConsumerConfig{
-		Durable: schemas.PromptsDurable(), Slots: 4,
-		AckWait: bustest.Patience, Look: 2 * time.Second,
+		Durable: schemas.PromptsDurable(), Slots: 4, AckWait: bustest.Patience, Look: 2 * time.Second,
 	}
 	for name, c := range mistakes {
 		t.Run(name, func(t *testing.T) {

@@ -140,8 +140,7 @@ func TestPublisher_parts(t *testing.T) {
 				in := step("u1", 0, "a1", 3, size)
 				mean := bytes.Repeat([]byte{1, 2, 3, 4}, 1000)
 				in.Debug = []schemas.NamedTensor{{
-					Name:   "mean",
-					Tensor: schemas.Tensor{DType: "U8", Shape: []int64{4000}, Data: mean},
+					Name: "mean", Tensor: schemas.Tensor{DType: "U8", Shape: []int64{4000}, Data: mean},
 				}}
 				want := bytes.Clone(in.Latents[0].Tensor.Data)
 				f, err := p.PublishStep(ctx, in, nil)
@@ -196,8 +195,7 @@ func TestSplitParts_joinParts(t *testing.T) {
 		for i, n := range sizes {
 			data := bytes.Repeat([]byte{byte(i + 1), 7, byte(n)}, n/3+1)[:n]
 			in.Latents = append(in.Latents, schemas.IndexedTensor{
-				Index:  int64(i),
-				Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n)}, Data: data},
+				Index: int64(i), Tensor: schemas.Tensor{DType: "U8", Shape: []int64{int64(n)}, Data: data},
 			})
 		}
 		out := in.Detached().(*schemas.Step)

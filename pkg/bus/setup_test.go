@@ -59,8 +59,7 @@ func TestBus_Setup_repairsAndRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := e.JetStream().CreateStream(ctx, jetstream.StreamConfig{
-		Name:     schemas.StreamSteps,
-		Subjects: []string{"mdr.v1.step.>"},
+		Name: schemas.StreamSteps, Subjects: []string{"mdr.v1.step.>"},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -28,8 +28,7 @@ func rollout(t *testing.T, e *env) (*schemas.Trajectory, []*schemas.Step) {
 			s.Latents = nil
 		case 2:
 			s.Latents = append(s.Latents, schemas.IndexedTensor{
-				Index:  3,
-				Tensor: step("u1", 0, attempt, 3, 8).Latents[0].Tensor,
+				Index: 3, Tensor: step("u1", 0, attempt, 3, 8).Latents[0].Tensor,
 			})
 		}
 		f, err := p.PublishStep(t.Context(), s, nil)

@@ -196,8 +196,7 @@ func TestBus_SetLimits_moves(t *testing.T) {
 	e.setup(t)
 	for err := error(nil); err == nil; {
 		err = e.SetLimits(t.Context(), bus.StreamLimit{
-			Stream:   schemas.StreamDead,
-			MaxBytes: e.Info(t, schemas.StreamDead).Config.MaxBytes + 1<<20,
+			Stream: schemas.StreamDead, MaxBytes: e.Info(t, schemas.StreamDead).Config.MaxBytes + 1<<20,
 		})
 	}
 	steps, trajectories := e.Info(t, schemas.StreamSteps).Config.MaxBytes,
@@ -228,8 +227,7 @@ func TestBus_Faults_unconfirmed(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 7*time.Second)
 	defer stop()
 	if _, err := e.Publish(ctx, &schemas.Verdict{
-		Run: "r1", UID: "u1", Name: "external", Value: new(1.0),
-		At: 1,
+		Run: "r1", UID: "u1", Name: "external", Value: new(1.0), At: 1,
 	}); err == nil {
 		t.Fatal("published to a stream that is not there")
 	}
@@ -241,8 +239,7 @@ func TestBus_Faults_unconfirmed(t *testing.T) {
 		t.Errorf("nothing was confirmed: %+v", f)
 	}
 	if _, err := e.Publish(t.Context(), &schemas.Verdict{
-		Run: "r1", UID: "u1", Name: "external", Value: new(1.0),
-		At: 1,
+		Run: "r1", UID: "u1", Name: "external", Value: new(1.0), At: 1,
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -75,8 +75,7 @@ func TestConnect_Errors(t *testing.T) {
 	t.Parallel()
 	p := newPipeline(t, "s3cret")
 	bare, err := natsd.Start(t.Context(), natsd.Options{
-		StoreDir: t.TempDir(), Listen: "127.0.0.1:0",
-		Log: zerolog.Nop(),
+		StoreDir: t.TempDir(), Listen: "127.0.0.1:0", Log: zerolog.Nop(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -353,8 +352,7 @@ func TestClient_WhatIsStored(t *testing.T) {
 			func(p *schemas.Prompt) { p.Reward = []schemas.RewardSpec{{Name: "external"}} }))
 		give := func(value float64) error {
 			return c.Verdict(ctx, &schemas.Verdict{
-				Run: "r", UID: "judged", Name: "external", Value: &value,
-				At: time.Now().UnixNano(),
+				Run: "r", UID: "judged", Name: "external", Value: &value, At: time.Now().UnixNano(),
 			})
 		}
 		if err := errors.Join(give(0.5), give(0.5)); err != nil {

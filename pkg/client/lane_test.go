@@ -31,8 +31,7 @@ func TestPolicy_OfOneLane(t *testing.T) {
 	serve := func(lane schemas.Lane) {
 		t.Helper()
 		e := &schemas.Presence{
-			Service: schemas.ServiceSampler, Instance: "sampler-" + string(lane), Lane: lane,
-			At: time.Now().UnixNano(),
+			Service: schemas.ServiceSampler, Instance: "sampler-" + string(lane), Lane: lane, At: time.Now().UnixNano(),
 		}
 		p.Forge(t, schemas.PresenceSubject(e.Instance), bustest.Encode(t, e))
 	}

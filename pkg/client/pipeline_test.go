@@ -30,8 +30,7 @@ func startStreams(token string) (*streams, error) {
 		return nil, err
 	}
 	server, err := natsd.Start(context.Background(), natsd.Options{
-		StoreDir: dir, Listen: "127.0.0.1:0", Token: token,
-		Log: zerolog.Nop(),
+		StoreDir: dir, Listen: "127.0.0.1:0", Token: token, Log: zerolog.Nop(),
 	})
 	if err != nil {
 		return nil, err

@@ -55,8 +55,7 @@ func TestChoose_Batches(t *testing.T) {
 		t.Errorf("all passes in one order: %v", shuffled)
 	}
 	if again := display(dataset.Choice{
-		BatchSize: 3, Batches: 2,
-		Shuffle: new(int64(3)),
+		BatchSize: 3, Batches: 2, Shuffle: new(int64(3)),
 	}); fmt.Sprint(again) != fmt.Sprint(shuffled[:2]) {
 		t.Errorf("fewer batches are others: %v", again)
 	}

@@ -308,8 +308,7 @@ func TestChoose_ReadsNoFurther(t *testing.T) {
 func TestRead_PromptColumn(t *testing.T) {
 	for name, text := range map[string]string{"p.csv": "caption,prompt\na,b\n", "p.jsonl": `{"caption": "a", "prompt": "b"}`} {
 		d, err := readAll(strings.NewReader(text), name, dataset.Options{
-			Fields: fields, PromptColumn: "caption",
-			Misspelt: func(string) string { return "prompt" },
+			Fields: fields, PromptColumn: "caption", Misspelt: func(string) string { return "prompt" },
 		})
 		if err != nil {
 			t.Fatal(err)

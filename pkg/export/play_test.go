@@ -30,8 +30,7 @@ func recorded(t *testing.T) *bustest.Plane {
 		step := &schemas.Step{Stage: schemas.StageMain, Run: "r", UID: "u", SampleIndex: i, Attempt: "a"}
 		put(step.Subject(), step)
 		made := &schemas.Trajectory{Identity: schemas.Identity{
-			Stage: schemas.StageMain, Run: "r", UID: "u",
-			SampleIndex: i,
+			Stage: schemas.StageMain, Run: "r", UID: "u", SampleIndex: i,
 		}}
 		put(made.Subject(), made)
 		put(schemas.RewardSubject("r", "u", "u", i), &schemas.Reward{Run: "r", UID: "u", SampleIndex: i})

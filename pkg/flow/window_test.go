@@ -16,8 +16,7 @@ func TestWindow_Progressive(t *testing.T) {
 	starts := []int{0, 0, 2, 2, 3, 3, 3}
 	for iteration, start := range starts {
 		w := flow.Window{
-			Size: 2, Lo: 0, Hi: 5, Strategy: flow.ProgressiveWindow, Iteration: iteration,
-			ItersPerGroup: 2,
+			Size: 2, Lo: 0, Hi: 5, Strategy: flow.ProgressiveWindow, Iteration: iteration, ItersPerGroup: 2,
 		}
 		got, err := w.Indices(10, 1)
 		if err != nil {

@@ -25,8 +25,7 @@ func TestAsk_Trace(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := tracing.Context{
-		Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", State: "a=1",
-		Baggage: "k=v",
+		Parent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", State: "a=1", Baggage: "k=v",
 	}
 	for _, of := range []struct {
 		ctx  context.Context

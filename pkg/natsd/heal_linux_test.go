@@ -69,8 +69,7 @@ func TestServer_fullDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
-				Name:     "S",
-				Subjects: []string{"s.*"},
+				Name: "S", Subjects: []string{"s.*"},
 			}); err != nil {
 				t.Fatal(err)
 			}

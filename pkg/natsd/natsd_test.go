@@ -25,8 +25,7 @@ const holdStore = "NATSD_TEST_HOLD_STORE"
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(holdStore); dir != "" {
 		if _, err := natsd.Start(context.Background(), natsd.Options{
-			StoreDir: dir, Listen: "127.0.0.1:0",
-			Token: "secret",
+			StoreDir: dir, Listen: "127.0.0.1:0", Token: "secret",
 		}); err != nil {
 			_, _ = os.Stderr.WriteString(err.Error())
 			os.Exit(1)

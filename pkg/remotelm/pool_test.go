@@ -132,8 +132,7 @@ func TestPool_NewWeightsOfTheOnlyOne(t *testing.T) {
 	t.Parallel()
 	s := remotelmtest.New(t, remotelmtest.LogProbs)
 	p, err := remotelm.Dial(t.Context(), remotelm.Config{
-		Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2},
-		Pause: time.Millisecond,
+		Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}, Pause: time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -22,8 +22,7 @@ var recordedIDs = []int32{18, 15, 20, 306}
 func dial(t *testing.T, s *remotelmtest.Server, patience time.Duration) *remotelm.Pool {
 	t.Helper()
 	got, err := remotelm.Dial(t.Context(), remotelm.Config{
-		Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2},
-		Patience: patience, Pause: time.Millisecond,
+		Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2}, Patience: patience, Pause: time.Millisecond,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -45,8 +44,7 @@ type told struct {
 
 func draw(ctx context.Context, s *remotelm.Pool) (all told) {
 	r := remotelm.Request{
-		ID: "r", IDs: []int32{305, 263}, MaxTokens: 8, Stop: []int32{306}, Temperature: 1, TopP: 1,
-		Seed: 3,
+		ID: "r", IDs: []int32{305, 263}, MaxTokens: 8, Stop: []int32{306}, Temperature: 1, TopP: 1, Seed: 3,
 	}
 	for c, err := range s.Stream(ctx, r) {
 		if err != nil {
@@ -163,8 +161,7 @@ func TestDial_FindsOutNumbers(t *testing.T) {
 			s := remotelmtest.New(t, c.mode)
 			s.Row, s.MaxTop = c.row, c.most
 			got, err := remotelm.Dial(t.Context(), remotelm.Config{
-				Server: s.Engine(), Vocabulary: 320,
-				ProbeIDs: []int32{1, 2},
+				Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1, 2},
 			})
 			if err != nil {
 				if c.values != "" || !errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(),
@@ -362,15 +359,13 @@ func TestDial_Refuses(t *testing.T) {
 	}
 	s := remotelmtest.New(t, remotelmtest.Logits)
 	if _, err := remotelm.Dial(t.Context(), remotelm.Config{
-		Server: s.Engine(), Vocabulary: 321,
-		ProbeIDs: []int32{1},
+		Server: s.Engine(), Vocabulary: 321, ProbeIDs: []int32{1},
 	}); !errors.Is(err, remotelm.ErrRefused) || !strings.Contains(err.Error(), "321") {
 		t.Errorf("another vocabulary: %v", err)
 	}
 	s.Down(true)
 	if _, err := remotelm.Dial(t.Context(), remotelm.Config{
-		Server: s.Engine(), Vocabulary: 320,
-		ProbeIDs: []int32{1},
+		Server: s.Engine(), Vocabulary: 320, ProbeIDs: []int32{1},
 	}); err == nil || errors.Is(err, remotelm.ErrRefused) ||
 		!strings.Contains(err.Error(), "the engine is dead") {
 		t.Errorf("a server that is down: %v; must not be refused for good", err)

@@ -56,8 +56,7 @@ func TestSchedule_TakesWhatPoliciesSay(t *testing.T) {
 		t.Errorf("a pipeline that is not loaded: %+v, %v; want a schedule for an estimate", s, err)
 	}
 	if _, err := sampling.Schedule(&schemas.Policy{
-		Tenant: schemas.TenantMain, SchedulerConfig: []byte(dynamic),
-		Mu: "none",
+		Tenant: schemas.TenantMain, SchedulerConfig: []byte(dynamic), Mu: "none",
 	}); err == nil {
 		t.Error("dynamic shifting without a rule for mu is accepted")
 	}

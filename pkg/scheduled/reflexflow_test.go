@@ -34,8 +34,7 @@ type reflexSpec struct {
 
 func (r reflexSpec) predictions() scheduled.Predictions {
 	return scheduled.Predictions{
-		Clean: r.Clean, Biased: r.Biased, Pred: r.Pred, Target: r.Target, Noisy: r.Noisy,
-		X0: r.X0,
+		Clean: r.Clean, Biased: r.Biased, Pred: r.Pred, Target: r.Target, Noisy: r.Noisy, X0: r.X0,
 	}
 }
 

@@ -118,8 +118,7 @@ func run[T scheduled.Float](t *testing.T, c rollCase) ([]scheduled.Step, [][]flo
 	scheduled.Noised(x, convert[T](c.X0), convert[T](c.Noise), levels.At(float64(c.Source)))
 	start := slices.Clone(x)
 	r, err := scheduled.NewRoller(scheduled.Rollout{
-		Levels: levels, Sampler: c.Sampler, Order: c.Order,
-		Compat: c.Compat, Source: c.Source, Target: c.Target,
+		Levels: levels, Sampler: c.Sampler, Order: c.Order, Compat: c.Compat, Source: c.Source, Target: c.Target,
 	}, x)
 	if err != nil {
 		t.Fatal(err)
@@ -211,8 +210,7 @@ func TestRoll_SimpleTunersLibrary(t *testing.T) {
 	for _, c := range golden.Rolls {
 		if n := most[c.Sampler]; n > 0 && c.Order > n {
 			r := scheduled.Rollout{
-				Levels: c.levels(t), Sampler: c.Sampler, Order: c.Order, Compat: c.Compat,
-				Source: c.Source,
+				Levels: c.levels(t), Sampler: c.Sampler, Order: c.Order, Compat: c.Compat, Source: c.Source,
 			}
 			want := fmt.Sprintf("order: %d; must be at most %d with %s", c.Order, n, c.Sampler)
 			if _, err := scheduled.NewRoller(r, []float64{1}); err == nil || !strings.Contains(err.Error(), want) {
@@ -509,8 +507,7 @@ func TestNewRoller_Refuses(t *testing.T) {
 func TestRoll_Stops(t *testing.T) {
 	c := rollCase{Prediction: scheduled.Flow, Timesteps: 10}
 	r, err := scheduled.NewRoller(scheduled.Rollout{
-		Levels: c.levels(t), Sampler: scheduled.Euler,
-		Compat: scheduled.Exact, Source: 5,
+		Levels: c.levels(t), Sampler: scheduled.Euler, Compat: scheduled.Exact, Source: 5,
 	}, []float64{1})
 	if err != nil {
 		t.Fatal(err)
@@ -519,8 +516,7 @@ func TestRoll_Stops(t *testing.T) {
 		t.Errorf("a prediction of another length: %v", err)
 	}
 	still, err := scheduled.NewRoller(scheduled.Rollout{
-		Levels: c.levels(t), Sampler: scheduled.Euler,
-		Compat: scheduled.Exact,
+		Levels: c.levels(t), Sampler: scheduled.Euler, Compat: scheduled.Exact,
 	}, []float64{1})
 	if err != nil {
 		t.Fatal(err)

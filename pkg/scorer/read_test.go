@@ -106,8 +106,7 @@ func TestGlyph_ReadsDigitsAmongCapitals(t *testing.T) {
 func TestGlyph_Target(t *testing.T) {
 	s := signs(t, "clean", 1)[0]
 	if r := detail(t, open(t, scorer.Glyph), scorer.Input{
-		Media:  media.Of(s.img),
-		Prompt: `a red sign that says "` + s.text + `"`,
+		Media: media.Of(s.img), Prompt: `a red sign that says "` + s.text + `"`,
 	}); r.Value != 1 {
 		t.Errorf("target from the prompt: %+v", r)
 	}
@@ -130,8 +129,7 @@ func TestGlyph_Rejects(t *testing.T) {
 		t.Errorf("another size: %v", err)
 	}
 	if _, err := g.Score(t.Context(), scorer.Input{
-		Media:  media.Of(flat(128, 64, color.White)),
-		Prompt: "a fox",
+		Media: media.Of(flat(128, 64, color.White)), Prompt: "a fox",
 	}); err == nil {
 		t.Error("no target, and a score")
 	}
@@ -186,8 +184,7 @@ func TestGlyph_AgreesWithTesseract(t *testing.T) {
 					whitelist = "0123456789"
 				}
 				r := o.ScoreDetail(t.Context(), scorer.Input{
-					Media: media.Of(s.img), GroundTruth: s.text,
-					Params: map[string]string{"whitelist": whitelist},
+					Media: media.Of(s.img), GroundTruth: s.text, Params: map[string]string{"whitelist": whitelist},
 				})
 				if r.Err != nil {
 					t.Error(r.Err)
@@ -242,14 +239,12 @@ func TestOCR_Params(t *testing.T) {
 	o := ocr(t)
 	s := signs(t, "clean", 1)[3]
 	if r := detail(t, o, scorer.Input{
-		Media: media.Of(s.img), GroundTruth: s.text,
-		Params: map[string]string{"whitelist": "0123456789", "psm": "7"},
+		Media: media.Of(s.img), GroundTruth: s.text, Params: map[string]string{"whitelist": "0123456789", "psm": "7"},
 	}); r.Value < 0.8 {
 		t.Errorf("%+v", r)
 	}
 	if r := detail(t, o, scorer.Input{
-		Media: media.Of(s.img), GroundTruth: "34068",
-		Params: map[string]string{"whitelist": "ABC"},
+		Media: media.Of(s.img), GroundTruth: "34068", Params: map[string]string{"whitelist": "ABC"},
 	}); r.Value != 0 || strings.ContainsAny(r.Detail, "0123456789") {
 		t.Errorf("digits read where they must not be: %+v", r)
 	}
@@ -258,8 +253,7 @@ func TestOCR_Params(t *testing.T) {
 		"margin: 40; nothing is left":                    {"margin": "40"},
 	} {
 		if _, err := o.Score(t.Context(), scorer.Input{
-			Media: media.Of(s.img), GroundTruth: "1",
-			Params: params,
+			Media: media.Of(s.img), GroundTruth: "1", Params: params,
 		}); err == nil || !strings.Contains(err.Error(), fault) {
 			t.Errorf("%v: error %v, want one about %q", params, err, fault)
 		}
@@ -283,8 +277,7 @@ func TestOCR_NothingToRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r := detail(t, chatty, scorer.Input{
-		Media:       media.Of(signs(t, "clean", 1)[3].img),
-		GroundTruth: "42",
+		Media: media.Of(signs(t, "clean", 1)[3].img), GroundTruth: "42",
 	}); r.Value != 0 || r.Detail != "" {
 		t.Errorf("%+v", r)
 	}

@@ -100,8 +100,7 @@ func TestModelInfo_ShowsTheWholeCard(t *testing.T) {
 			*x = []byte(`{"shift": 4}`)
 		case **model.Pipeline:
 			*x = &model.Pipeline{
-				Class:      "EditPipeline",
-				Conditions: []model.Input{{Name: "image", Type: "image", Required: true}},
+				Class: "EditPipeline", Conditions: []model.Input{{Name: "image", Type: "image", Required: true}},
 			}
 		case *[]model.Told:
 			*x = []model.Told{{Steps: 2, Why: "no such scheduler"}}

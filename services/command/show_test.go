@@ -121,8 +121,7 @@ func TestDrawTree(t *testing.T) {
 	}
 	for i, reward := range []float64{3, 2, 1, 5, 0, 4} {
 		m := schemas.Member{
-			SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(reward),
-			Advantage: new(reward - 3),
+			SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(reward), Advantage: new(reward - 3),
 		}
 		if i == 4 {
 			m = schemas.Member{SampleIndex: 4, Status: schemas.StatusFailed}

@@ -17,13 +17,11 @@ func groupOf(scored, failed int) *results.Group {
 	g := &results.Group{GroupResult: view.GroupResult{UID: "p", Prompt: "a fox", Status: schemas.StatusPartial}}
 	for i := range scored + failed {
 		m := view.Member{SampleResult: view.SampleResult{
-			SampleIndex: int64(i), Status: schemas.StatusFailed,
-			Error: "no image",
+			SampleIndex: int64(i), Status: schemas.StatusFailed, Error: "no image",
 		}}
 		if i < scored {
 			m.SampleResult = view.SampleResult{
-				SampleIndex: int64(i), Status: schemas.StatusScored,
-				Reward: new(float64(100 - i)), Advantage: new(0.0),
+				SampleIndex: int64(i), Status: schemas.StatusScored, Reward: new(float64(100 - i)), Advantage: new(0.0),
 			}
 		}
 		g.Members = append(g.Members, m)

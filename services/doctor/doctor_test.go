@@ -105,8 +105,7 @@ func work(t *testing.T, p *bustest.Plane, spoil map[string]func(*jetstream.Consu
 	t.Helper()
 	for _, d := range schemas.Durables() {
 		c := jetstream.ConsumerConfig{
-			Durable: d.Name, AckPolicy: jetstream.AckExplicitPolicy,
-			FilterSubjects: d.Filters,
+			Durable: d.Name, AckPolicy: jetstream.AckExplicitPolicy, FilterSubjects: d.Filters,
 		}
 		if change := spoil[d.Name]; d.Stream == schemas.StreamAdvisories || change != nil && !change(&c) {
 			continue
@@ -208,8 +207,7 @@ func TestRun_Streams(t *testing.T) {
 	must(js.DeleteStream(t.Context(), schemas.StreamSealBucket))
 	must(js.DeleteStream(t.Context(), schemas.StreamRewards))
 	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
-		Name:     schemas.StreamRewards,
-		Subjects: []string{"mdr.v1.reward.>"}, Storage: jetstream.MemoryStorage,
+		Name: schemas.StreamRewards, Subjects: []string{"mdr.v1.reward.>"}, Storage: jetstream.MemoryStorage,
 	})
 	must(err)
 	p.Change(t, schemas.StreamTrajectories, func(c *jetstream.StreamConfig) { c.AllowDirect = false })
@@ -345,8 +343,7 @@ func TestRun_Policies(t *testing.T) {
 	for i, name := range []string{"current", "behind", "refuses"} {
 		version := []int64{1, 0, 0}[i]
 		e := &schemas.Presence{
-			Service: schemas.ServiceSampler, Instance: name, Lane: "signs", PolicyVersion: &version,
-			At: 1,
+			Service: schemas.ServiceSampler, Instance: name, Lane: "signs", PolicyVersion: &version, At: 1,
 		}
 		p.Forge(t, schemas.PresenceSubject(name), bustest.Encode(t, e))
 	}
@@ -393,8 +390,7 @@ func TestRun_Clocks(t *testing.T) {
 			"reward-c": 0,
 		} {
 			e := &schemas.Presence{
-				Service: schemas.ServiceReward, Instance: name,
-				At: time.Now().Add(-behind).UnixNano(),
+				Service: schemas.ServiceReward, Instance: name, At: time.Now().Add(-behind).UnixNano(),
 			}
 			// Without a message id, unlike Forge: the next look must not find this one's times.
 			if _, err := p.JetStream().Publish(t.Context(), schemas.PresenceSubject(name),

@@ -30,8 +30,7 @@ func Example() {
 		prompt, err := schemas.Encode(&schemas.Prompt{
 			Prompt: "a red fox", GroupSize: new(int64(4)),
 			ImageSettings: schemas.ImageSettings{Rollout: schemas.Rollout{
-				Solver:         solver,
-				SDEStepIndices: []int64{1, 2},
+				Solver: solver, SDEStepIndices: []int64{1, 2},
 			}},
 		})
 		if err != nil {
@@ -253,8 +252,7 @@ func TestEstimate_Large(t *testing.T) {
 		p := estimate.New(facts)
 		for range groups {
 			p.Add(encode(t, &schemas.Prompt{
-				Prompt: "347+58=?", GroupSize: new(int64(8)),
-				Text: &schemas.Text{Logits: l},
+				Prompt: "347+58=?", GroupSize: new(int64(8)), Text: &schemas.Text{Logits: l},
 			}))
 		}
 		if p.Refused > 0 || p.Groups != groups {

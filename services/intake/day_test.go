@@ -23,8 +23,7 @@ func TestResolve_Day(t *testing.T) {
 	resolve := func(dated bool, at time.Time, variables map[string]string) []*schemas.Request {
 		t.Helper()
 		p := &schemas.Prompt{
-			UID: "u", Prompt: "1+1=?", GroupSize: new(int64(2)),
-			Text: &schemas.Text{ChatTemplateKwargs: variables},
+			UID: "u", Prompt: "1+1=?", GroupSize: new(int64(2)), Text: &schemas.Text{ChatTemplateKwargs: variables},
 		}
 		requests, err := Resolve("r", p, policy(dated), Origin{Seq: uint64(at.Unix()), Created: at})
 		if err != nil {
@@ -51,8 +50,7 @@ func TestResolve_Day(t *testing.T) {
 	}
 	for name, value := range map[string]string{"messages": "x", schemas.StrftimeNow: "today"} {
 		p := &schemas.Prompt{
-			UID: "u", Prompt: "1+1=?",
-			Text: &schemas.Text{ChatTemplateKwargs: map[string]string{name: value}},
+			UID: "u", Prompt: "1+1=?", Text: &schemas.Text{ChatTemplateKwargs: map[string]string{name: value}},
 		}
 		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), "text.chat_template_kwargs."+name) {
 			t.Errorf("%s: %v", name, err)

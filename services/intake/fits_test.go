@@ -13,8 +13,7 @@ import (
 func sized(t *testing.T, n, steps int64, gamma float64, change func(*schemas.Prompt)) *schemas.Request {
 	t.Helper()
 	p := &schemas.Prompt{
-		UID: "u", Prompt: "a", GroupSize: &n,
-		ImageSettings: schemas.ImageSettings{NumInferenceSteps: &steps},
+		UID: "u", Prompt: "a", GroupSize: &n, ImageSettings: schemas.ImageSettings{NumInferenceSteps: &steps},
 	}
 	p.Batch = &schemas.BatchSpec{ID: "b", Groups: 1}
 	p.Advantage.Estimator, p.Advantage.Gamma = "reinforce_plus_plus", &gamma

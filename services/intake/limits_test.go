@@ -197,8 +197,7 @@ func TestClosed_RequestsGo(t *testing.T) {
 		for _, uid := range []schemas.UID{"one", "two", "stays"} {
 			if r := receipt(t, p.publish(t, run,
 				&schemas.Prompt{
-					Prompt: "a fox", UID: uid, GroupSize: size,
-					Routing: schemas.Routing{Model: lane},
+					Prompt: "a fox", UID: uid, GroupSize: size, Routing: schemas.Routing{Model: lane},
 				})); !r.Accepted {
 				t.Fatalf("%+v", r)
 			}

@@ -207,8 +207,7 @@ func TestResolve_Texts(t *testing.T) {
 		policy := qwen()
 		policy.Prompts = c.prompts
 		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{
-			Prompt2: c.second,
-			Prompt3: c.third,
+			Prompt2: c.second, Prompt3: c.third,
 		}}
 		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		switch {
@@ -229,8 +228,7 @@ func TestResolve_GridOfThePolicy(t *testing.T) {
 		policy := qwen()
 		policy.SchedulerConfig, policy.Grid = []byte(`{"shift": 3.0}`), grid
 		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{
-			Sigmas:            given,
-			NumInferenceSteps: new(int64(4)),
+			Sigmas: given, NumInferenceSteps: new(int64(4)),
 		}}
 		rs, err := Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
 		if err != nil {
@@ -351,8 +349,7 @@ func TestResolve_SeedsAndSharedNoise(t *testing.T) {
 		t.Error("without a seed the run must seed")
 	}
 	shared := resolved(t, &schemas.Prompt{
-		UID: "u", Prompt: "a",
-		ImageSettings: schemas.ImageSettings{InitialNoise: "shared"},
+		UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{InitialNoise: "shared"},
 	})
 	if shared[0].NoiseSeed != shared[5].NoiseSeed || shared[0].SampleSeed == shared[5].SampleSeed {
 		t.Error("shared noise is one x_T and a seed of its own per sample")
@@ -488,8 +485,7 @@ func TestResolve_Diffusion(t *testing.T) {
 		"beta_schedule": "scaled_linear", "set_alpha_to_one": false, "skip_prk_steps": true, "steps_offset": 1}`)
 	resolve := func(change func(*schemas.Prompt)) ([]*schemas.Request, error) {
 		p := &schemas.Prompt{
-			UID: "u", Prompt: "a",
-			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4))},
+			UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(4))},
 		}
 		change(p)
 		return Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})

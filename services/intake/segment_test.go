@@ -172,8 +172,7 @@ func TestResolve_SegmentRefused(t *testing.T) {
 		{
 			"checkpoints of a whole solver's memory",
 			image(schemas.ImageSettings{Rollout: schemas.Rollout{
-				SDEType: "ode", Solver: "unipc",
-				CheckpointEvery: new(int64(2)),
+				SDEType: "ode", Solver: "unipc", CheckpointEvery: new(int64(2)),
 			}}),
 			"rollout.checkpoint_every: 2; must be absent, or a solver without memory",
 		},

@@ -41,8 +41,7 @@ func resolveStaged(p *schemas.Prompt) (*asked, error) {
 		policies[2] = qwen()
 	}
 	return ResolveStages("r", p, policies, Origin{
-		Seq: 7, Created: time.Unix(100, 0),
-		Reward: []string{"jpeg_compressibility"},
+		Seq: 7, Created: time.Unix(100, 0), Reward: []string{"jpeg_compressibility"},
 	})
 }
 

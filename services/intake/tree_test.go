@@ -119,8 +119,7 @@ func TestResolve_TreeRefused(t *testing.T) {
 		},
 	} {
 		p := &schemas.Prompt{UID: "u", Prompt: "a", ImageSettings: schemas.ImageSettings{
-			Tree:    twos(2, 5),
-			Rollout: c.rollout,
+			Tree: twos(2, 5), Rollout: c.rollout,
 		}}
 		if c.change != nil {
 			c.change(p)

@@ -170,8 +170,8 @@ func TestPass_Readers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	trainer, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages,
-		jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy})
+	reads := jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy}
+	trainer, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages, reads)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,9 +293,8 @@ func TestPass_DurableMadeMeanwhile(t *testing.T) {
 		defer send(asked)
 		if bytes.Contains(asked, purges) {
 			once.Do(func() {
-				_, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages,
-					jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy})
-				if err != nil {
+				reads := jetstream.ConsumerConfig{Durable: "trainer", AckPolicy: jetstream.AckExplicitPolicy}
+				if _, err := js.CreateConsumer(t.Context(), schemas.StreamAdvantages, reads); err != nil {
 					t.Error(err)
 				}
 			})
@@ -366,8 +365,7 @@ func TestPass_BatchesAndPrompts(t *testing.T) {
 	store(t, p, "u1", "b1")
 	store(t, p, "u2", "b1")
 	e := &schemas.Batch{
-		Run: "r1", Batch: "b1", Groups: 2, UIDs: []schemas.UID{"u1", "u2"},
-		StdBasis: schemas.BasisSample, Closed: 1,
+		Run: "r1", Batch: "b1", Groups: 2, UIDs: []schemas.UID{"u1", "u2"}, StdBasis: schemas.BasisSample, Closed: 1,
 	}
 	if _, err := p.Publish(t.Context(), e); err != nil {
 		t.Fatal(err)

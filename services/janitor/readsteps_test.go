@@ -39,8 +39,7 @@ func TestRun_FreesReadSteps(t *testing.T) {
 	}
 	close := func(batch string, uid schemas.UID) {
 		e := &schemas.Batch{
-			Run: "r1", Batch: batch, Groups: 1, UIDs: []schemas.UID{uid}, StdBasis: schemas.BasisSample,
-			Closed: 1,
+			Run: "r1", Batch: batch, Groups: 1, UIDs: []schemas.UID{uid}, StdBasis: schemas.BasisSample, Closed: 1,
 		}
 		if _, err := p.Publish(t.Context(), e); err != nil {
 			t.Fatal(err)

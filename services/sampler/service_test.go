@@ -71,8 +71,7 @@ func (x *theatre) serve(change ...func(*Config)) *bustest.Service {
 		f(&c)
 	}
 	on := &models.Devices{All: []models.Device{{
-		Device:  devices.Device{ID: "script"},
-		Network: &images.Network{Model: x.model},
+		Device: devices.Device{ID: "script"}, Network: &images.Network{Model: x.model},
 	}}}
 	if x.second != nil {
 		c.Workers = 2

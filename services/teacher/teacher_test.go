@@ -240,8 +240,7 @@ func TestRun_Refuses(t *testing.T) {
 	fine := checkpoint.Dir(t, checkpoint.Config{Mult: []int{1, 2, 2}}) // fewer pixels a token
 	other := t.TempDir()
 	if err := (qwen2test.Random{
-		Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300,
-		MaxPositions: 64,
+		Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 64,
 	}).Write(other); err != nil {
 		t.Fatal(err)
 	}

@@ -197,8 +197,7 @@ func TestExport_Live(t *testing.T) {
 		t.Error("what was not sent counts as sent")
 	}
 	err := trace.Export(t.Context(), b, k, trace.Options{
-		Run: "r", Exported: func(string, int) {},
-		Failed: func(err error) error { return err },
+		Run: "r", Exported: func(string, int) {}, Failed: func(err error) error { return err },
 	})
 	if !errors.Is(err, k.err) {
 		t.Errorf("a failure that ends it: %v", err)

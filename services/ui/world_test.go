@@ -31,9 +31,7 @@ func (s *served) serveModel(t *testing.T, name string) *bustest.Service {
 	t.Helper()
 	config := pipeline.DefaultConfig()
 	config.Sampler.Model = name
-	return s.Serve(t, func(ctx context.Context,
-		b *bus.Bus,
-	) error {
+	return s.Serve(t, func(ctx context.Context, b *bus.Bus) error {
 		return pipeline.Run(ctx, b, config, zerolog.Nop())
 	})
 }

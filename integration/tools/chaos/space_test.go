@@ -122,8 +122,7 @@ func TestSpace_TwentyUpdatesInThatOfTwo(t *testing.T) {
 				url, args = "nats://"+address, append(args, "--listen", address, "--store", filepath.Join(dir, "store"))
 			}
 			up := harness.Raise(t, &harness.Process{
-				Name: "up", Path: harness.Program(t, "meander"), Dir: dir,
-				Args: args,
+				Name: "up", Path: harness.Program(t, "meander"), Dir: dir, Args: args,
 			})
 			b := bustest.Connect(t, bus.Config{URL: url, Name: "trainer", ConnectTimeout: -1})
 			bustest.Until(t, "the streams are there", func() error { return b.Ready(t.Context()) })

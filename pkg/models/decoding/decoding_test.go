@@ -257,8 +257,7 @@ func TestDistribution_HasTheBitsOfTheContract(t *testing.T) {
 			logits = append(logits, float32(number(t, z)))
 		}
 		p := decoding.Params{
-			Temperature: number(t, c.Temperature), TopK: c.TopK, TopP: number(t, c.TopP),
-			MinP: number(t, c.MinP),
+			Temperature: number(t, c.Temperature), TopK: c.TopK, TopP: number(t, c.TopP), MinP: number(t, c.MinP),
 		}
 		if err := errors.Join(p.Validate(), d.Reset(logits, p)); err != nil {
 			t.Fatal(err)

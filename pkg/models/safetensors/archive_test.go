@@ -536,10 +536,8 @@ func TestWrite_RoundTrips(t *testing.T) {
 			for _, s := range shape {
 				size *= s
 			}
-			ts = append(ts, safetensors.Tensor{
-				Name: n, DType: d, Shape: shape,
-				Data: bytes.Repeat([]byte{byte(i + 1)}, size),
-			})
+			data := bytes.Repeat([]byte{byte(i + 1)}, size)
+			ts = append(ts, safetensors.Tensor{Name: n, DType: d, Shape: shape, Data: data})
 		}
 		meta := rapid.MapOfN(rapid.String(), rapid.String(), 0, 3).Draw(t, "metadata")
 		var buf bytes.Buffer

@@ -454,8 +454,7 @@ func TestScore_Video(t *testing.T) {
 		t.Errorf("an image: %d frames, conditions %v", len(e.Frames), e.Conditions)
 	}
 	edit := scorer.Input{
-		Media:      video.Middle(),
-		Conditions: []scorer.Condition{{Name: "image", Type: "image", File: []byte("PNG")}},
+		Media: video.Middle(), Conditions: []scorer.Condition{{Name: "image", Type: "image", File: []byte("PNG")}},
 	}
 	if _, err := s.Score(t.Context(), edit); err != nil {
 		t.Fatal(err)

@@ -61,8 +61,7 @@ nats:
 		}},
 		NATS: map[string]natsscore.Config{
 			"pickscore": {
-				Image: "jpeg", Timeout: 90 * time.Second, Concurrency: 4,
-				Version: "v2",
+				Image: "jpeg", Timeout: 90 * time.Second, Concurrency: 4, Version: "v2",
 			}, "defaults": natsscore.DefaultConfig(),
 		},
 	}

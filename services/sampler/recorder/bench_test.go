@@ -45,8 +45,7 @@ func BenchmarkParts(b *testing.B) {
 	}
 	data, other := tensor.F32.AppendFloats(nil, x), make([]byte, 4*elements)
 	event := &schemas.Step{Latents: []schemas.IndexedTensor{{Tensor: schemas.Tensor{
-		DType: "F32",
-		Shape: []int64{4096, 64}, Data: data,
+		DType: "F32", Shape: []int64{4096, 64}, Data: data,
 	}}}}
 	disk := filepath.Join(b.TempDir(), "disk")
 	parts := []struct {

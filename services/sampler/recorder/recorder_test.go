@@ -432,8 +432,7 @@ func TestRecorder_Text(t *testing.T) {
 		t.Errorf("%d bytes stored, %v", len(data), err)
 	}
 	cause := bus.Terminal(schemas.CodeFailed, &interaction.Fault{
-		State: schemas.ConversationTimeout,
-		Err:   errors.New("no reply"),
+		State: schemas.ConversationTimeout, Err: errors.New("no reply"),
 	})
 	if f := record.Failed(cause); f.Text.Conversation != schemas.ConversationTimeout {
 		t.Errorf("conversation %q", f.Text.Conversation)

@@ -53,8 +53,7 @@ func TestSeal(t *testing.T) {
 		"instructions of a CPU": {func(s *sealed) { s.backend = "cpu/avx512" }, true},
 		"checkpoint in parts": {func(s *sealed) {
 			s.checkpoint = &schemas.Tensor{
-				DType: "F32", Shape: []int64{1, 1},
-				Parts: &schemas.Parts{Count: 1, Size: 4, Digest: digest},
+				DType: "F32", Shape: []int64{1, 1}, Parts: &schemas.Parts{Count: 1, Size: 4, Digest: digest},
 			}
 		}, true},
 		"key":           {func(s *sealed) { s.key = "yek" }, false},

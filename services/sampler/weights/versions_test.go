@@ -414,8 +414,7 @@ func TestVersions_ByPath(t *testing.T) {
 		data := safetensors(float32(p.PolicyVersion))
 		sum := sha256.Sum256(data)
 		p.Weights = []schemas.WeightsFile{{
-			Path: "model.safetensors", Digest: hex.EncodeToString(sum[:]),
-			Size: int64(len(data)),
+			Path: "model.safetensors", Digest: hex.EncodeToString(sum[:]), Size: int64(len(data)),
 		}}
 		p.WeightsDigest = lora.FullDigest(p.BaseDigest, p.Weights[0].Digest)
 		if err := os.WriteFile(file, data, 0o600); err != nil {

@@ -139,8 +139,7 @@ func TestAdapted(t *testing.T) {
 		seen := map[string]bool{m.Card().WeightsDigest: true}
 		for name, with := range map[string][]lora.Weighted{
 			"one": {{Adapter: first, Weight: 1}}, "less of it": {{Adapter: first, Weight: 0.4}}, "one module": {{
-				Adapter: second,
-				Weight:  1,
+				Adapter: second, Weight: 1,
 			}},
 			"two": {{Adapter: first, Weight: 1}, {Adapter: second, Weight: -0.5}},
 		} {

@@ -53,8 +53,7 @@ func changedTensors(t *testing.T, change func([]safetensors.Tensor) []safetensor
 			t.Fatal(err)
 		}
 		tensors = append(tensors, safetensors.Tensor{
-			Name: name, DType: info.DType, Shape: info.Shape,
-			Data: slices.Clone(data),
+			Name: name, DType: info.DType, Shape: info.Shape, Data: slices.Clone(data),
 		})
 	}
 	dir := t.TempDir()

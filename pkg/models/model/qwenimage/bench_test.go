@@ -12,8 +12,7 @@ import (
 
 // signsSize is the size of the checkpoint that ships.
 var signsSize = checkpoint.Config{
-	TextWidth: 128, TextDepth: 2, Heads: 4, HeadDim: 32, Depth: 4, Base: 16, Height: 64,
-	Width: 128,
+	TextWidth: 128, TextDepth: 2, Heads: 4, HeadDim: 32, Depth: 4, Base: 16, Height: 64, Width: 128,
 }
 
 func openBench(b *testing.B, threads int) *qwenimage.Model {

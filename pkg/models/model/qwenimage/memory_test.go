@@ -115,8 +115,7 @@ func TestOpen_TextEncoderGoesWhereThereIsRoom(t *testing.T) {
 		{others + pass - 1, "refused"},
 	} {
 		m, err := qwenimage.Open(dir, qwenimage.Options{Options: model.Options{
-			Device:  limited{c, tt.room, 2},
-			Threads: 1,
+			Device: limited{c, tt.room, 2}, Threads: 1,
 		}})
 		if err != nil {
 			if tt.backend != "refused" {

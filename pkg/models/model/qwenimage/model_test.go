@@ -242,8 +242,7 @@ var brokenFiles = []refusal{
 			delete(m, "img_in.bias")
 			delete(m, "proj_out.weight")
 			m["extra.weight"] = safetensors.Tensor{
-				Name: "extra.weight", DType: tensor.F32, Shape: []int{1},
-				Data: make([]byte, 4),
+				Name: "extra.weight", DType: tensor.F32, Shape: []int{1}, Data: make([]byte, 4),
 			}
 			x := m["txt_in.weight"]
 			x.Shape = []int{x.Shape[1], x.Shape[0] * 1}

@@ -378,8 +378,7 @@ func TestCall_Repeated(t *testing.T) {
 			dir := remotetest.Folder(t, class, 1)
 			w, address := remotetest.Start(t, remotetest.Options{Dir: dir})
 			m := opened(t, dir, remote.Config{
-				Address: address,
-				Log:     func(e remote.Event) { lost = append(lost, e.Err) },
+				Address: address, Log: func(e remote.Event) { lost = append(lost, e.Err) },
 			})
 			rows := rowsOf(t, m, 1)
 			want := velocity(t, m, rows)

@@ -61,8 +61,7 @@ const noiseLevel = 0.7
 
 func plan(kind flow.Transition, solver flow.Solver, sigmas []float32, seed uint64) flow.Plan {
 	p := flow.Plan{
-		Sigmas: sigmas, NoiseLevel: noiseLevel, LogProb: flow.Squared, Solver: solver,
-		Storage: tensor.F32, Seed: seed,
+		Sigmas: sigmas, NoiseLevel: noiseLevel, LogProb: flow.Squared, Solver: solver, Storage: tensor.F32, Seed: seed,
 	}
 	for range len(sigmas) - 1 {
 		p.Transitions = append(p.Transitions, kind)

@@ -254,8 +254,7 @@ func TestModel_VelocityRefuses(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			row := model.Row{
-				X: make([]float32, 64), Sigma: 0.5, Conditioning: encode(t, m, "p")[0],
-				Dst: make([]float32, 64),
+				X: make([]float32, 64), Sigma: 0.5, Conditioning: encode(t, m, "p")[0], Dst: make([]float32, 64),
 			}
 			tt.change(&row)
 			err := m.Velocity(tt.ctx, []model.Row{row}, media.ImageSize(16, tt.width))
@@ -362,8 +361,7 @@ func TestVarianceFamilies_AreModels(t *testing.T) {
 	for _, f := range synthetic.VarianceFamilies() {
 		t.Run(f.Name, func(t *testing.T) {
 			modeltest.Run(t, modeltest.Suite{
-				Family: f, Prompts: [3]string{"a", "", "a red fox"},
-				Size: media.ImageSize(48, 32),
+				Family: f, Prompts: [3]string{"a", "", "a red fox"}, Size: media.ImageSize(48, 32),
 			})
 		})
 	}

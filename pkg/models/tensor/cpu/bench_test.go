@@ -155,8 +155,7 @@ func BenchmarkBlock(b *testing.B) {
 			{"up", func(c *cpu.CPU) { c.Linear(hidden, y, wup, cpu.Epilogue{Bias: bias, Act: tensor.GELU}) }},
 			{"down", func(c *cpu.CPU) {
 				c.Linear(x, hidden, wdown, cpu.Epilogue{
-					Bias: bias[:d], Gate: mod.SliceRows(2, 3), Residual: x,
-					Group: group,
+					Bias: bias[:d], Gate: mod.SliceRows(2, 3), Residual: x, Group: group,
 				})
 			}},
 		} {

@@ -99,8 +99,7 @@ func TestGPU_QwenImageLayers(t *testing.T) {
 	needsGPU(t)
 	dir := t.TempDir()
 	if err := checkpoint.WritePublished(dir, checkpoint.Changes{
-		Layers: 2, TextLayers: 2,
-		Vocabulary: 300,
+		Layers: 2, TextLayers: 2, Vocabulary: 300,
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -50,8 +50,7 @@ func TestEncode_FilesAreReadOnce(t *testing.T) {
 	})
 	given := func(name, kind, digest string) schemas.Condition {
 		return schemas.Condition{
-			Name: name, Type: kind,
-			DataImage: schemas.DataImage{Ref: &schemas.Ref{Digest: digest}},
+			Name: name, Type: kind, DataImage: schemas.DataImage{Ref: &schemas.Ref{Digest: digest}},
 		}
 	}
 	s := &schemas.Sampling{Conditions: []schemas.Condition{

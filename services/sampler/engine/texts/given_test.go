@@ -14,8 +14,7 @@ import (
 func TestGiven_Logits(t *testing.T) {
 	dir := t.TempDir()
 	if err := (qwen2test.Random{
-		Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300,
-		MaxPositions: 300,
+		Width: 48, Heads: 3, KVHeads: 1, Vocabulary: 300, MaxPositions: 300,
 	}).Write(dir); err != nil {
 		t.Fatal(err)
 	}

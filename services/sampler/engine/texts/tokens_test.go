@@ -66,8 +66,7 @@ func TestTokenEngine_PoisonFailsAlone(t *testing.T) {
 				Temperature: 1, TopP: 1, TokensPerEvent: 1, Vocabulary: int64(e.card.Vocabulary),
 			}
 			req := &schemas.Request{Identity: schemas.Identity{
-				Stage: schemas.StageMain, Run: "r", UID: "g",
-				SampleIndex: int64(i),
+				Stage: schemas.StageMain, Run: "r", UID: "g", SampleIndex: int64(i),
 			}, Sampling: schemas.Sampling{SampleSeed: uint64(i)}, Text: x}
 			req.ScheduleDigest = req.ComputeScheduleDigest()
 			p, err := e.Start(t.Context(), req, nil)

@@ -50,8 +50,7 @@ func talk(t *testing.T, e *tokenEngine, samples int, between func()) (ids [][]in
 			Interaction: &schemas.Interaction{Name: "tutor", MaxTurns: new(int64(3)), TimeoutMS: new(int64(1))},
 		}
 		req := &schemas.Request{Identity: schemas.Identity{
-			Stage: schemas.StageMain, Run: "r", UID: "g",
-			SampleIndex: int64(i),
+			Stage: schemas.StageMain, Run: "r", UID: "g", SampleIndex: int64(i),
 		}, Sampling: schemas.Sampling{SampleSeed: uint64(i)}, Text: x}
 		req.ScheduleDigest = req.ComputeScheduleDigest()
 		p, err := e.Start(t.Context(), req, nil)

@@ -44,8 +44,7 @@ func (g *gpu) convolution(kernel string, c convolution) error {
 		a = append(a, num(half))
 	}
 	if err := g.launch(kernel, driver.Grid{
-		Blocks:  driver.Dim{X: ceil(c.out, tile) * ceil(m, tile)},
-		Threads: driver.Dim{X: threads},
+		Blocks: driver.Dim{X: ceil(c.out, tile) * ceil(m, tile)}, Threads: driver.Dim{X: threads},
 	}, a...); err != nil {
 		return err
 	}
