@@ -185,7 +185,6 @@ func TestPolicy_ByPathRefused(t *testing.T) {
 				t.Errorf("without a folder: %+v", a)
 			}
 			f.content(t, "on", f.base)
-
 			// A server that is full of weights says so, and that these need not go there.
 			if _, err := f.push(t, data); err != nil {
 				t.Fatal(err)
