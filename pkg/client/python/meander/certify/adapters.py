@@ -95,7 +95,10 @@ def meander() -> Iterator[Judged]:
             pairs, wide = base is not None, log_prob.dim() > 1 and base is None
             rows = log_prob if wide else log_prob.reshape(-1, 1)
             one = torch.ones_like(rows)
-            column = (lambda x: one if x is None else x.reshape(len(rows), -1).expand_as(rows))
+
+            def column(x: Any) -> Any:
+                return one if x is None else x.reshape(len(rows), -1).expand_as(rows)
+
             drift = None if mean is None else ((mean - old_mean) ** 2).mean(dim=1, keepdim=True) / (2 * noise_std**2)
             out = losses.make(name, **{k: options[k] for k in settings})(losses.Steps(
                 rows, column(old), column(advantages), column(weights), one[:1, 0] * noise_std, one[:1, 0] * step,
@@ -118,8 +121,8 @@ def meander() -> Iterator[Judged]:
         made = losses.make("diffusion_nft", mix_beta=mix_beta, adaptive_weight_min=adaptive_weight_min,
                            adv_clip_max=adv_clip_max)  # fmt: skip
         noised = (1 - sigma[:, None]) * clean + sigma[:, None] * noise
-        rows = (x[:, None] for x in (velocity, old_velocity, clean, noised))
-        return made(losses.Noised(*rows, sigma, advantages, "flow_grpo"))[0].mean()
+        now, before, x0, xt = (x[:, None] for x in (velocity, old_velocity, clean, noised))
+        return made(losses.Noised(now, before, x0, xt, sigma, advantages, "flow_grpo"))[0].mean()
 
     yield "meander diffusion_nft", "losses/diffusion_nft", nft
 

@@ -95,13 +95,12 @@ class PatientJetStream(JetStreamContext):
             ask = slower.get_msg
         return await ask(*args, **named)
 
-    async def publish(
-        self, subject: str, payload: bytes = b"", *args: Any, headers: dict[str, Any] | None = None, **named: Any
-    ) -> PubAck:
-        """As the library's, with the attributes of an event."""
+    async def publish(self, subject: str, payload: bytes = b"", *args: Any, **named: Any) -> PubAck:
+        """As the library's, with the attributes of an event. Headers are given by name."""
+        headers = named.get("headers")
         if self._cloudevents and headers and "Mdr-Type" in headers:
-            headers = {**_cloud_event(subject, headers), **headers}
-        return await super().publish(subject, payload, *args, headers=headers, **named)
+            named["headers"] = {**_cloud_event(subject, headers), **headers}
+        return await super().publish(subject, payload, *args, **named)
 
 
 def _cloud_event(subject: str, headers: Mapping[str, str]) -> dict[str, str]:

@@ -103,8 +103,8 @@ def _check_earlier(source: str, what: str, of: Sequence[Event], i: int, rounds: 
     known = names if rounds > 1 else names[:i]
     if source not in known:
         later = "; a later stage needs rounds" if source in names[i:] else ""
-        of = ", ".join(known) or "the stages before it: none is"
-        raise ValueError(f"{what}: {source!r}; must be one of {of}{later}")
+        before = ", ".join(known) or "the stages before it: none is"
+        raise ValueError(f"{what}: {source!r}; must be one of {before}{later}")
 
 
 class StagedBatch(Batch):

@@ -234,9 +234,11 @@ def _check_guidance(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: floa
         """Whether a scale moves the velocity, beside other arguments."""
         both = []
         for scale in _SCALES:
-            given = {"guidance": scale} if name == own else {}
-            arguments = recipe.arguments | beside | ({} if given else {name: scale})
-            with _session(loaded, replace(recipe, arguments=arguments, **given)) as run:
+            asked = replace(recipe, arguments=recipe.arguments | beside)
+            asked = replace(asked, guidance=scale) if name == own else replace(
+                asked, arguments=asked.arguments | {name: scale}
+            )
+            with _session(loaded, asked) as run:
                 both.append(run.velocity(y, sigma))
         return not torch.equal(*both)
 
