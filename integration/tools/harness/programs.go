@@ -159,6 +159,7 @@ func FreeAddress(t testing.TB) string {
 // passes; else the log of the test names it.
 func Kept(t testing.TB) string {
 	t.Helper()
+	//nolint:usetesting // it stays where the test fails
 	dir, err := os.MkdirTemp("", strings.ReplaceAll(t.Name(), "/", "-")+"-")
 	if err != nil {
 		t.Fatal(err)
