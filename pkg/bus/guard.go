@@ -166,9 +166,18 @@ type Made struct {
 	Seq uint64
 }
 
-// Made returns the valid trajectories of a group, by their stage and sample.
-func (b *Bus) Made(ctx context.Context, run schemas.Run, uid schemas.UID) (map[schemas.Place]Made, error) {
-	stored, err := b.LastMany(ctx, schemas.StreamTrajectories, []string{schemas.TrajectoryFilter(run, uid)})
+// Made returns the valid trajectories of a group, by their stage and sample: those at the given places, or all.
+func (b *Bus) Made(
+	ctx context.Context, run schemas.Run, uid schemas.UID, at ...schemas.Place,
+) (map[schemas.Place]Made, error) {
+	subjects := []string{schemas.TrajectoryFilter(run, uid)}
+	if len(at) > 0 {
+		subjects = nil
+	}
+	for _, p := range at {
+		subjects = append(subjects, schemas.TrajectorySubject(run, uid, p.SampleIndex, p.Stage))
+	}
+	stored, err := b.LastMany(ctx, schemas.StreamTrajectories, subjects)
 	if err != nil {
 		return nil, fmt.Errorf("look up stored trajectories of %s: %w", uid, err)
 	}

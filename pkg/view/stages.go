@@ -2,7 +2,6 @@ package view
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 
@@ -70,24 +69,17 @@ func Standing(made []*schemas.Trajectory) *schemas.Trajectory {
 func Ended(
 	ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, sample int64,
 ) (*schemas.Trajectory, error) {
-	c := client.New(b)
 	g, err := b.Group(ctx, run, uid)
 	if err != nil || len(g.Group.Stages) == 0 {
-		return c.Trajectory(ctx, run, uid, sample)
+		return client.New(b).Trajectory(ctx, run, uid, sample)
 	}
-	made := Made{}
-	for _, at := range stages.Path(&g.Group, sample, "") {
-		t, err := c.Stage(ctx, run, uid, at.SampleIndex, at.Stage)
-		if errors.Is(err, bus.ErrNotFound) {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		made.Add(t)
+	made, err := b.Made(ctx, run, uid, stages.Path(&g.Group, sample, "")...)
+	if err != nil {
+		return nil, err
 	}
-	of, ended := made.Of(uid, sample)
-	if !ended {
+	at := func(at schemas.Place) *schemas.Trajectory { return made[at].Trajectory }
+	_, of, open := stages.Open(&g.Group, sample, at)
+	if open {
 		return nil, fmt.Errorf("sample %d of group %s of run %s: %w", sample, uid, run, bus.ErrNotFound)
 	}
 	return Standing(of), nil

@@ -250,11 +250,10 @@ func (g *group) lanes() (list []laneFacts) {
 
 // add adds the rounds of a sample, if it is scored.
 func (f *laneFacts) add(s *sample) {
-	for i := range s.stages {
-		x := &s.stages[i]
-		if of, _ := x.Stage.Split(); of != f.stage.Name || !s.scored {
-			continue
-		}
+	if !s.scored {
+		return
+	}
+	for _, x := range s.rounds(f.stage.Name) {
 		if f.first == nil {
 			f.first, f.digest, f.oldest = s, x.ScheduleDigest, x.PolicyVersionMin
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -91,21 +92,12 @@ func (s *service) ranFor(ctx context.Context, of *schemas.Trajectory, to schemas
 	path []bus.Made, made map[stages.Place]bus.Made, err error,
 ) {
 	places := stages.Path(&of.Group, of.SampleIndex, to)
-	var subjects []string
-	for _, at := range slices.Concat(places, others) {
-		subjects = append(subjects, schemas.TrajectorySubject(of.Run, of.UID, at.SampleIndex, at.Stage))
+	if made, err = s.bus.Made(ctx, of.Run, of.UID, slices.Concat(places, others)...); err != nil {
+		return nil, nil, err
 	}
-	stored, err := s.bus.LastMany(ctx, schemas.StreamTrajectories, subjects)
-	if err != nil {
-		return nil, nil, fmt.Errorf("look up the stages of %s: %w", of.UID, err)
-	}
-	made = map[stages.Place]bus.Made{}
-	for _, m := range stored {
-		x := &schemas.Trajectory{}
-		if bus.Fits(m, x) == nil && x.GroupSize == of.GroupSize && x.Group.Same(&of.Group) {
-			made[x.Place()] = bus.Made{Trajectory: x, Seq: m.Seq}
-		}
-	}
+	maps.DeleteFunc(made, func(_ stages.Place, x bus.Made) bool {
+		return x.GroupSize != of.GroupSize || !x.Group.Same(&of.Group)
+	})
 	for _, at := range places {
 		x, there := made[at]
 		if !there && to != "" {
