@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT
 
 import meander
+from meander.client import tasks
 from meander.data.events import EventError
 from meander.train import prompts
 
@@ -47,6 +48,48 @@ def test_two_readers_read_one_run_each_its_stage(lanes, run):
                     assert (micro["prompt_embeds"] == whole["prompt_embeds"][rows][:, :longest]).all()
         with pytest.raises(EventError, match="stage 'sky' is not there; must be one of think, paint"):
             await anext(aiter(client.batches(name, stage="sky", timeout=60)))
+
+    run(check, lanes)
+
+
+@pytest.mark.parametrize("stage, wrong", [
+    ("typo", "g: stage 'typo' is not there; must be one of think$"),
+    ("paint", "g: stage 'paint' is frozen or of an interaction, so it has no advantages; must be one of think$"),
+    ("judge", "g: stage 'judge' is frozen or of an interaction"),
+])  # fmt: skip
+def test_a_stage_that_is_not_trained_is_refused_before_a_group_closes(lanes, run, stage, wrong):
+    """Its judge listens nowhere, so no sample ends: the record of the group says it, to both kinds of readers."""
+
+    async def check(client, name):
+        paint, judge = meander.stage("paint", frozen=True, **PAINT), meander.stage("judge", interaction="nobody")
+        await client.publish(name, "47+58=?", timeout=60, uid="g", reward=[{"name": "confidence"}],
+                             **meander.stages(THINK, judge, paint))  # fmt: skip
+        for reader in (client.batches(name, stage=stage, timeout=60), client.stream_groups(name, stage=stage, timeout=60)):
+            with pytest.raises(EventError, match=wrong):
+                await anext(aiter(reader))
+        await client.cancel(name)
+
+    run(check, lanes)
+
+
+def test_a_reader_says_what_it_waits_for(lanes, run, monkeypatch, caplog):
+    """No sample of the run has run the stage, and none will: the judge ends all of them."""
+    monkeypatch.setattr(tasks, "SAY", 0.5)
+
+    async def check(client, name):
+        listening = asyncio.Event()
+        usher = client.interact("usher", lambda r: {"content": "no", "terminate": True}, listening.set)
+        worker = asyncio.create_task(usher)
+        await listening.wait()
+        paint = meander.stage("paint", '{think.text}', **PAINT)
+        await client.publish(name, "47+58=?", timeout=60, uid="g", reward=[{"name": "confidence"}],
+                             **meander.stages(THINK, meander.stage("judge", interaction="usher"), paint))  # fmt: skip
+        reader = client.batches(name, stage="paint", groups=1, timeout=5)
+        with pytest.raises(TimeoutError, match="nothing came for 5 s; .*left out: 1 x no sample ran stage 'paint'"):
+            await anext(aiter(reader))
+        worker.cancel()
+        said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "nothing came for" in r.getMessage()]
+        assert any("left out: 1 x no sample ran stage 'paint'" in text for text in said), said
 
     run(check, lanes)
 

@@ -45,12 +45,18 @@ class Lane:
 
     async def fields_of(self, prompt: Prompt, text: Mapping[str, Any], trainer: str = "") -> dict[str, Any]:
         """What a prompt is published with. text are the settings of the trainer; those of fields go before. trainer
-        names one that computes advantages by itself. ValueError: fields ask for others."""
+        names one that computes advantages by itself. ValueError: fields ask for others, or for stages."""
         own = dict(await maybe_awaited(self.fields(prompt)) if callable(self.fields) else self.fields)
         if trainer and "advantage" in own:
             raise ValueError(
                 f"fields.advantage: {own['advantage']!r}; must be absent: {trainer} computes advantages, "
                 f"by its own settings"
+            )
+        if own.get("stages"):
+            names = ", ".join(str(s.get("name")) for s in own["stages"])
+            raise ValueError(
+                f"fields.stages: {names}; must be absent: this trainer takes samples of one lane; meander-train --stage and "
+                f"client.batches(stage=...) train one stage"
             )
         own["text"] = {**text, **own.get("text", {})}
         if self.lane:
