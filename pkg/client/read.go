@@ -97,9 +97,9 @@ func (c *Client) Trajectory(
 	return c.Stage(ctx, run, uid, sample, schemas.StageMain)
 }
 
-// Stage returns the stored trajectory of a stage of a sample, or ErrNotFound: with the stages that there are, where this
-// is none of them. The stage of round 2 is NAME-2. What several samples share is stored once: Members of a group's
-// result say under which index (StageResult).
+// Stage returns the stored trajectory of a stage of a sample, or ErrNotFound, which names the stages that there are
+// where this is none of them. The stage of round 2 is NAME-2. What several samples share is stored once: Members of a
+// group's result say under which index (StageResult).
 func (c *Client) Stage(
 	ctx context.Context, run schemas.Run, uid schemas.UID, sample int64, stage schemas.Stage,
 ) (*schemas.Trajectory, error) {
