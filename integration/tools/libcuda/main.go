@@ -2,7 +2,7 @@
 
 // Command libcuda is a CUDA driver library of interpreted GPUs, for tests of a whole program:
 //
-//	.ci/cuda go build -buildmode=c-shared -o build/libcuda.so ./integration/tools/libcuda
+//	.ci/cuda go build -tags cuda -buildmode=c-shared -o build/libcuda.so ./integration/tools/libcuda
 //	MEANDER_LIBCUDA=build/libcuda.so PTXVM_GPUS=2 bin/meander up --device cuda:0,cuda:1
 //
 // It has what package gpu calls, and no more. PTXVM_FAIL=n:code makes the n-th call from the
