@@ -55,7 +55,8 @@ func TestClient_FreshGroups(t *testing.T) {
 	staged := *all[0]
 	staged.Members = []schemas.Member{{Status: schemas.StatusScored, Stages: []schemas.StageResult{{Stage: "think"}}}}
 	for _, want := range []client.Fresh{{Oldest: 1}, {MaxPolicySpan: 1}, {WeightsDigest: made.WeightsDigest}} {
-		if _, err := c.OffPolicy(t.Context(), &staged, want); err == nil || !strings.Contains(err.Error(), "of one lane") {
+		_, err := c.OffPolicy(t.Context(), &staged, want)
+		if err == nil || !strings.Contains(err.Error(), "of one lane") {
 			t.Errorf("%+v of samples of several lanes: %v", want, err)
 		}
 	}

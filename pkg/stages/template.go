@@ -88,6 +88,7 @@ func Check(p *schemas.Prompt, kinds []string) error {
 	return errors.Join(errs...)
 }
 
+// check is Check of the prompt alone, without its substitutes.
 func check(p *schemas.Prompt, kinds []string) error {
 	if kinds == nil {
 		kinds = make([]string, len(p.Stages))
