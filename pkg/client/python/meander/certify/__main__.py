@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from . import adapters, report, suite, trainer
+from . import adapters, engine, report, suite, trainer
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,15 +23,17 @@ def main(arguments: list[str] | None = None) -> int:
                    help="what the function gets; default torch, unless its module imports numpy alone")  # fmt: skip
     t.add_argument("--with", dest="given", action="append", default=[], metavar="NAME=VALUE",
                    help="an input that the function does not take, and the value that it has")  # fmt: skip
+    e = commands.add_parser("engine", parents=[forms], help="measure what draws samples")
+    e.add_argument("subject", help="FILE.py:CLASS")
     commands.add_parser("vectors", parents=[forms], help="list the sets of vectors, with their formulas")
     o = parser.parse_args(arguments)
     try:
         if o.command == "vectors":
             print("\n".join(f"{s.title:<24} {s.formula} [{s.source}]" for s in suite.load().values()))
             return 0
-        findings = _trainer(o)
-    except (ValueError, ImportError) as e:
-        print(f"certify: {e}", file=sys.stderr)
+        findings = _trainer(o) if o.command == "trainer" else _engine(o)
+    except (ValueError, ImportError, OSError) as fault:
+        print(f"certify: {fault}", file=sys.stderr)
         return 2
     print(report.text(findings, o.format))
     return int(report.failed(findings))
@@ -57,6 +59,11 @@ def _trainer(o: Any) -> list[report.Finding]:
     if not out:
         raise ValueError(f"--as {o.title}: {kind} has {', '.join(t for _, t, _ in judged)}")
     return out
+
+
+def _engine(o: Any) -> list[report.Finding]:
+    name, made = adapters.own(o.subject)
+    return list(engine.judge(made(), name))
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -11,6 +11,7 @@ simple.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,9 +69,17 @@ def explain(
     assert base is not None
     if exact >= 0 and all(near(m, b, max(exact, tolerance)) for m, b in zip(measured, base)):
         return [("", AS_IT_IS)]
+    for n, said in s.inputs.items():
+        for c in said.get("choices", ()):
+            chosen = Change(f"{n} is {c}", functools.partial(_with, {n: c}))
+            if any(i[n] != c for i in inputs) and _first(of, inputs, chosen, measured, tolerance):
+                return [(chosen.words, chosen)]
     names = [quantities(s, i) for i in inputs]
     if words := _relation(measured, base, names, tolerance, free=True):
         return [(words.removesuffix("; "), AS_IT_IS)]
+    for words, these, those in (("behind", slice(1, None), slice(-1)), ("ahead", slice(-1), slice(1, None))):
+        if all(m.size > 2 and near(m[..., these], x[..., those], tolerance) for m, x in zip(measured, base)):
+            return [(f"what is given is {words} by one place", AS_IT_IS)]
     singles: list[tuple[Change, list[Floats]]] = []
     for change in changes(s, inputs):
         found = _all(of, inputs, change)
@@ -88,6 +97,10 @@ def explain(
         if _first(of, inputs, a + b, measured, tolerance):
             return [((a + b).words, a + b)]
     return []
+
+
+def _with(put: Values, i: Values, anchor: Values) -> Values:
+    return i | put
 
 
 def _all(of: Of, inputs: Iterable[Values], change: Change) -> list[Floats] | None:
@@ -120,7 +133,7 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
     for name, (of, said) in s.uses.items():
         shape, is_count = said.get("shape", ""), said.get("shape") in ("count", "index")
         choices = said.get("choices", [])
-        for choice in choices:
+        for choice in choices if name not in s.inputs else ():
             yield Change(f"{name} is {choice}", put(name, lambda x, _, c=choice: c))
         if len(choices) > 1 and of:
             words = f"{name} is another: of {', '.join(choices)} the next"
@@ -160,7 +173,7 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
 _OTHERWISE: dict[str, Callable[[float], float]] = {
     "is 0": lambda x: 0.0, "has no limit": lambda x: _NO_LIMIT, "is twice itself": lambda x: 2 * x,
     "is half itself": lambda x: x / 2, "is squared": lambda x: x * x, "is its root": math.sqrt,
-    "is inverted": lambda x: 1 / x,
+    "is inverted": lambda x: 1 / x, "is one more": lambda x: x + 1, "is one less": lambda x: x - 1,
 }  # fmt: skip
 
 
@@ -240,21 +253,28 @@ def _named(factors: Sequence[float], names: Sequence[dict[str, float]], toleranc
         return "the opposite sign; " if sign else None
     if constant:
         return f"{sign}{sizes[0]:.6g}"
-    common = sorted(set.intersection(*(set(n) for n in names)))
-    powers = {"": 1.0, "^2": 2.0, "^-1": -1.0, "^-2": -2.0, "^1/2": 0.5, "^-1/2": -0.5}
-    found = []
-    for count in (1, 2):
-        for of in itertools.combinations(common, count):
-            for exponents in itertools.product(powers, repeat=count):
-                for c in (1.0, 2.0, 0.5) if count == 1 else (1.0,):
-                    value = [c * math.prod(n[k] ** powers[e] for k, e in zip(of, exponents)) for n in names]
-                    if _same(sizes, value, tolerance):
-                        found.append(("" if c == 1 else f"{c:g} ") + " ".join(f"{k}{e}" for k, e in zip(of, exponents)))
-        if found:
-            break
-    if found:
+    labels, counts, values = _products(tuple(tuple(sorted(n.items())) for n in names))
+    hits = np.flatnonzero((np.abs(values - sizes) <= tolerance * np.maximum(values, 1e-12)).all(axis=1))
+    if hits.size:
+        found = [labels[k] for k in hits if counts[k] == counts[hits[0]]]
         return f"{sign}{' or '.join(found[:3])} ({', '.join(f'{k:.4g}' for k in factors[:4])})"
     return f"a factor of each case ({', '.join(f'{k:.4g}' for k in factors[:4])})" if free else None
+
+
+@functools.lru_cache(8)
+def _products(cases: tuple[tuple[tuple[str, float], ...], ...]) -> tuple[list[str], list[int], Floats]:
+    """What a factor may be: products of powers of at most two quantities that all cases have, with their words, how
+    many they are of, and their values [products, cases]."""
+    names, powers = [dict(c) for c in cases], {"": 1.0, "^2": 2.0, "^-1": -1.0, "^-2": -2.0, "^1/2": 0.5, "^-1/2": -0.5}
+    labels, counts, values = list[str](), list[int](), list[list[float]]()
+    for count in (1, 2):
+        for of in itertools.combinations(sorted(set.intersection(*map(set, names))), count):
+            for exponents in itertools.product(powers, repeat=count):
+                for c in (1.0, 2.0, 0.5) if count == 1 else (1.0,):
+                    labels.append(("" if c == 1 else f"{c:g} ") + " ".join(f"{k}{e}" for k, e in zip(of, exponents)))
+                    counts.append(count)
+                    values.append([c * math.prod(n[k] ** powers[e] for k, e in zip(of, exponents)) for n in names])
+    return labels, counts, np.asarray(values).reshape(-1, len(names))
 
 
 def _offset(offsets: Sequence[float], names: Sequence[dict[str, float]], tolerance: float) -> str | None:

@@ -43,6 +43,8 @@ class Set:
     tolerance: dict[str, float]
     cases: list[tuple[Values, Values]]
     """Inputs and expected values."""
+    compute: Callable[..., Any] | None = None
+    """The formula, where it is none of FORMULAS."""
 
     @property
     def title(self) -> str:
@@ -52,7 +54,9 @@ class Set:
     def formula_of(self, inputs: Values, anchor: Values | None = None) -> Floats:
         """What the formula gives for these inputs. anchor has the values of those parts that have no gradient; by
         default they are the inputs."""
-        return np.asarray(FORMULAS[self.title](**inputs, **({"anchor": anchor or inputs} if self.anchored else {})))
+        held = {"anchor": anchor or inputs} if self.anchored else {}
+        with np.errstate(all="ignore"):
+            return np.asarray((self.compute or FORMULAS[self.title])(**inputs, **held))
 
     def scale_of(self, inputs: Values) -> dict[str, float]:
         """The noise of a transition by name, for what is a multiple of it."""

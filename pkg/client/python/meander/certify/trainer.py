@@ -41,20 +41,11 @@ def judge(
     if arrays == "numpy" and dtype != "float64":
         raise ValueError(f"--dtype: {dtype}; {name} gets arrays of numpy, which are float64")
     taken, free = _taken(function, s, given, name)
-    best: list[Finding] = []
-    for pairs in (False, True) if free else (True,):
-        for choice in itertools.product(*(s.inputs[n]["choices"] for n in free)):
-            call = _Called(function, taken, s, dtype, arrays)
-            found = _judged(call, s, dict(given) | dict(zip(free, choice)), dtype, name, pairs)
-            for f, c in zip(free, choice):
-                found[0].says += f"; {f}, which it does not take, is {c}"
-            if not best or _faults(found) < _faults(best):
-                best = found
-            if _faults(best) == (0, 0):
-                return best
-        if _faults(best)[0] == 0:
-            return best  # pairs of changes would explain less simply
-    return best
+
+    def judged(choice: Values, pairs: bool) -> list[Finding]:
+        return _judged(_Called(function, taken, s, dtype, arrays), s, dict(given) | choice, dtype, name, pairs)
+
+    return best(s, free, judged)[1]
 
 
 def _arrays(function: Callable[..., Any]) -> str:
@@ -65,8 +56,28 @@ def _arrays(function: Callable[..., Any]) -> str:
     return "torch" if has_torch and ("torch" in used or "numpy" not in used) else "numpy"
 
 
-def _faults(findings: Sequence[Finding]) -> tuple[int, int]:
-    return sum(f.state == "unexplained" for f in findings), sum(f.state != "agrees" for f in findings)
+def best(
+    s: Set, free: Sequence[str], judged: Callable[[Values, bool], list[Finding]]
+) -> tuple[Values, list[Finding]]:
+    """The values of the choices that are free for which there are the fewest faults, with the findings, to which one of
+    each choice is added: the first value is that of the source. judged gets the values, and whether pairs of changes
+    are looked for."""
+    found: list[tuple[tuple[int, int], Values, list[Finding]]] = []
+    for pairs in (False, True) if free else (True,):
+        for chosen in itertools.product(*(s.inputs[n]["choices"] for n in free)):
+            choice = dict(zip(free, chosen))
+            out = judged(choice, pairs)
+            faults = sum(f.state == "unexplained" for f in out), sum(f.state != "agrees" for f in out)
+            for n, c in choice.items():
+                usual = s.inputs[n]["choices"][0]
+                says = f"{c}, as was found" + (f"; the formula's source has {usual}" if c != usual else "")
+                out.append(Finding(out[0].subject, s.title, n, "agrees" if c == usual else "differs", says))
+            found.append((faults, choice, out))
+            if faults == (0, 0):
+                return choice, out
+        if min(f for f, *_ in found)[0] == 0:
+            break  # pairs of changes would explain less simply
+    return min(found, key=lambda f: f[0])[1:]
 
 
 def _taken(function: Callable[..., Any], s: Set, given: Mapping[str, Any], name: str) -> tuple[list[str], list[str]]:
@@ -223,10 +234,10 @@ def _by_choice(s: Set, inputs: list[Values], measured: list[Floats], allowed: fl
     """What explains the cases with each value of a choice, where one explanation for all is not enough."""
     for name, said in s.inputs.items():
         parts = []
+        if any(sum(i[name] == c for i in inputs) < 2 for c in said.get("choices", ())):
+            continue  # one case is explained by too much
         for choice in said.get("choices", ()):
             rows = [k for k, i in enumerate(inputs) if i[name] == choice]
-            if len(rows) < 2:
-                break  # one case is explained by too much
             of_these, seen = [inputs[k] for k in rows], [measured[k] for k in rows]
             found = fit.explain(s, of_these, seen, max(allowed, _DIFFERENCES), of, pairs=False, exact=allowed)
             if not found:

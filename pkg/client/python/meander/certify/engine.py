@@ -1,0 +1,425 @@
+"""Measures what draws samples: seeds, noise, schedule, steps, log-probs, guidance and weights; what a batch, a pause,
+an abort and a restart do to them.
+
+An engine is an object with some of these; what it lacks is not judged. A row is a dict, what it tells of a sample:
+
+    says = {}                               what it claims, by the names of settings: measurements are held against it
+    images(prompts, seeds)                  rows: image, latents [T+1, ...], sigmas [T+1], timesteps [T]; velocities
+                                            [T, ...], guided of positive and negative at scale; log_probs [T], NaN of
+                                            steps that have none; seeds by name, where they are others
+    texts(prompts, seeds, temperature, top_k)      rows: prompt, ids [n], log_probs [n]
+    template(prompt)                        the bytes, text or ids that the row's prompt must be
+    expected(row, weights)                  velocities [T, ...], or logits [n, V] of the tokens, by another program
+    update(weights)                         serves weights 1 to says["weights"], default 1; 0: those at the start
+    pause(call), abort(call), restart(call)        does so while call() works, and returns what it gives
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..maths import noise, transition
+from . import fit, suite, trainer
+from .report import Finding
+from .suite import Floats, Set, Values
+
+Row = dict[str, Any]
+"""What an engine tells of a sample, by the names above."""
+PROMPTS = ('a blue sign that says "4071"', 'a red sign that says "FOX"', "347+58=?", "612-274=?")
+"""What is asked for, where an engine has no prompts of its own."""
+SETTINGS = {"temperature": 0.8, "top_k": 5}
+"""How texts are drawn."""
+_FIELDS = ("ids", "image", "latents", "velocities", "log_probs")
+_TIMESTEPS = Set(
+    "schedules", "timesteps", "1000 sigma", "flow matching", "timesteps", {"sigmas": {"shape": "[S]"}},
+    dict.fromkeys(("float32", "bfloat16"), 1e-6), [], lambda sigmas: 1000 * sigmas[:-1],
+)  # fmt: skip
+
+
+def _texts(logits: Floats, tokens: Floats, reduce: str, **how: Any) -> Floats:
+    each = np.array([suite.FORMULAS["tokens/log_prob"](z, int(t), **how) for z, t in zip(logits.T, tokens)])
+    return np.asarray({"each": each, "sum": each.sum(), "mean": each.mean()}[reduce])
+
+
+def differences(a: Row, b: Row) -> dict[str, float]:
+    """How far two rows are from each other, in each field that both have."""
+    return {k: fit.difference(*(np.nan_to_num(_flat(r[k])) for r in (a, b))) for k in _FIELDS if k in a and k in b}
+
+
+def _flat(x: Any) -> Floats:
+    return np.asarray(x, np.float64).ravel()
+
+
+def _draws(draw: Callable[[int], Any], n: int, count: int) -> dict[Any, Floats]:
+    return {k: _flat(draw(n)) for k in range(count)}
+
+
+def _philox(seed: int, n: int, count: int) -> dict[Any, Floats]:
+    return {"x_T": _flat(noise.initial(seed, n))} | {f"step {k}": _flat(noise.step(seed, k, n)) for k in range(count)}
+
+
+def _torch(seed: int, n: int, count: int, first: str = "float32") -> dict[Any, Floats]:
+    import torch
+
+    g = torch.Generator().manual_seed(seed)
+    kinds = iter([getattr(torch, first)] + [torch.float32] * count)
+    return _draws(lambda n: torch.randn(n, generator=g, dtype=next(kinds)).float(), n, count)
+
+
+_GENERATORS: dict[str, Callable[[int, int, int], dict[Any, Floats]]] = {
+    "philox": _philox, "numpy's PCG64": lambda seed, n, c: _draws(np.random.default_rng(seed).standard_normal, n, c),
+    "numpy's MT19937": lambda seed, n, c: _draws(np.random.RandomState(seed % 2**32).standard_normal, n, c),
+    **({
+        "torch's CPU generator": _torch,
+        "torch's CPU generator, x_T in bfloat16": lambda seed, n, c: _torch(seed, n, c, "bfloat16"),
+    } if importlib.util.find_spec("torch") else {}),
+}  # fmt: skip
+
+
+def _found(z: Floats, stream: dict[Any, Floats], turn: int, place: str) -> str:
+    """Which draw of a stream some noise is, in whatever order and times what; empty: none."""
+    z = np.sort(z)
+    for key, drawn in stream.items():
+        d = np.sort(drawn)
+        for d in (d, -d[::-1]):
+            factor = float(z @ d / (d @ d))
+            if (np.abs(z - factor * d) <= 0.008 * (np.abs(z) + 0.25)).all() and factor > 0:
+                when = ", in turn" if key in (turn, place) else f", draw {key} in the turn of {turn}"
+                return when + (f", times {factor:.4g}" if abs(factor - 1) > 1e-3 else "")
+    return ""
+
+
+def _schedules(sigmas: Floats) -> Iterator[tuple[float, float, str, int]]:
+    """How far sigmas are from schedules, of the shift that fits best: off, shift, grid and steps."""
+    t = len(sigmas) - 1
+    for n, at, grid in itertools.product((t, t + 1), (0, 1), ("linspace", "scheduler")):
+        if at + t > n + (n == t) or at and n == t:
+            continue
+
+        last, static = t + (n == t), suite.FORMULAS["schedules/static"]
+
+        def off(shift: float) -> float:
+            return float(np.abs(static(n, shift, grid)[at:][:last] - sigmas[:last]).max())
+
+        low, high = 0.02, 50.0
+        for _ in range(9):
+            shifts = np.geomspace(low, high, 40)
+            k = int(np.argmin([off(s) for s in shifts]))
+            low, high = shifts[max(k - 1, 0)], shifts[min(k + 1, 39)]
+        yield off(shifts[k]), float(shifts[k]), grid + (", from its second" if at else ""), n
+
+
+def judge(engine: Any, name: str) -> Iterator[Finding]:
+    """What is measured of an engine, one finding after the other. ValueError: it is none."""
+    if not (kinds := [kind for kind in _BOTH if hasattr(engine, kind)]):
+        raise ValueError(f"{name}: has neither images(prompts, seeds) nor texts(prompts, seeds, temperature, top_k)")
+    for kind in kinds:
+        yield from _Measured(engine, kind, name).findings()
+
+
+class _Measured:
+    """What an engine gives of one kind: rows of each prompt alone, and the same in one batch."""
+
+    def __init__(self, engine: Any, kind: str, name: str):
+        self.engine, self.kind, self.name = engine, kind, name
+        self.says: dict[str, Any] = {"tolerance": 1e-5, "dtype": "float32", **getattr(engine, "says", {})}
+        self.prompts = list(getattr(engine, "prompts", PROMPTS))
+        self.seeds = list(getattr(engine, "seeds", range(11, 11 + len(self.prompts))))
+        self.rows = [self.ask(k) for k in range(len(self.prompts))]
+        self.batch, self.sets = self.all(self.seeds, self.prompts), suite.load()
+        self.formula: tuple[Set, Values] | None = None
+
+    def all(self, seeds: Sequence[int], prompts: Sequence[str]) -> list[Row]:
+        how = SETTINGS if self.kind == "texts" else {}
+        rows = getattr(self.engine, self.kind)(list(prompts), list(seeds), **how)
+        return [how | {k: v for k, v in row.items() if v is not None} for row in rows]
+
+    def ask(self, k: int) -> Row:
+        return self.all([self.seeds[k]], [self.prompts[k]])[0]
+
+    def finding(self, aspect: str, state: str, says: str, off: float | None = None, of: float | None = None) -> Finding:
+        return Finding(self.name, self.kind, aspect, state, says, off, of)
+
+    def findings(self) -> Iterator[Finding]:
+        """What there is to say, in order."""
+        for aspect, kinds, needs, measure in _MEASURES:
+            lacks = [n for n in needs if n not in self.rows[0] and not hasattr(self.engine, n)]
+            if self.kind in kinds and lacks:
+                yield self.finding(aspect, "not judged", f"it does not give {', '.join(lacks)}")
+            elif self.kind in kinds:
+                yield from measure(self)
+
+    def alike(self, aspect: str, pairs: Sequence[tuple[Row, Row]], also: str = "") -> Finding:
+        """Whether rows are the same in every number."""
+        offs: dict[str, float] = {}
+        for a, b in pairs:
+            offs |= {k: max(off, offs.get(k, 0)) for k, off in differences(a, b).items()}
+        worst, allowed = max(offs.values(), default=math.inf), self.says["tolerance"]
+        state = "agrees" if worst == 0 else "measured" if worst <= allowed else "differs"
+        moved = ", ".join(f"{k} {off:.1e} off" for k, off in offs.items() if off)
+        return self.finding(aspect, state, (moved or f"every bit of {', '.join(offs)}") + also, worst, allowed)
+
+    def seed(self) -> Iterator[Finding]:
+        yield self.alike("a seed twice", [(self.rows[0], self.ask(0))])
+        others = self.all([s + 100 for s in self.seeds], self.prompts)
+        moved = [max(differences(a, b).values()) for a, b in zip(self.batch, others)]
+        says = f"other samples for {sum(map(bool, moved))} of {len(moved)} prompts, up to {max(moved):.1e} off"
+        yield self.finding("another seed", "agrees" if any(moved) else "differs", says)
+
+    def batched(self) -> Iterator[Finding]:
+        also = "".join(
+            f"; row {k} is row {j} alone" for k, j in itertools.permutations(range(len(self.rows)), 2)
+            if not any(differences(self.rows[j], self.batch[k]).values())
+        )  # fmt: skip
+        yield self.alike(f"alone, 1 of {len(self.rows)}", list(zip(self.rows, self.batch)), also)
+
+    def template(self) -> Iterator[Finding]:
+        got, want = self.rows[0]["prompt"], self.engine.template(self.prompts[0])
+        parts = difflib.SequenceMatcher(None, want, got, False).get_opcodes()
+        moved = [f"{got[c:d]!r} in place of {want[a:b]!r} at {a}" for tag, a, b, c, d in parts if tag != "equal"]
+        unit = "characters" if isinstance(got, str) else "bytes" if isinstance(got, bytes) else "ids"
+        says = "; ".join(moved) or f"the same {len(want)} {unit}"
+        yield self.finding("prompt", "differs" if moved else "agrees", says)
+
+    def noise(self) -> Iterator[Finding]:
+        """Its moments, whether any two are alike, and where it is from."""
+        rows = [(f"row {k}", s, r) for k, (s, r) in enumerate(zip(self.seeds, self.rows))]
+        rows += [(f"{name} of {len(rows)}", s, r) for (name, s, _), r in zip(rows, self.batch)]
+        drawn = [(name, seed, row, self.drawn(row)) for name, seed, row in rows]
+        alone = [(f"{name} {place}", z) for name, _, _, places in drawn[: len(self.rows)] for place, z in places]
+        for what in ("x_T", "step"):
+            if not (of := [z for name, z in alone if what in name]):
+                continue
+            z = np.concatenate(of)
+            bound, variance = 5 * math.sqrt(2 / z.size), float((z**2).mean())
+            says = f"variance {variance:.4f}, mean {z.mean():+.4f} of {z.size} numbers"
+            state = "agrees" if abs(variance - 1) <= bound else "differs"
+            yield self.finding(f"noise of {what}", state, says, abs(variance - 1), bound)
+        unit, bound = [(name, z / np.linalg.norm(z)) for name, z in alone], 6 / math.sqrt(alone[0][1].size)
+        most, pair = max((abs(float(a @ b)), f"{m} and {n}") for (m, a), (n, b) in itertools.combinations(unit, 2))
+        state = "agrees" if most <= bound else "differs"
+        yield self.finding("noise twice", state, f"{pair} correlate most", most, bound)
+        by = _grouped((name, self.source(seed, row, places)) for name, seed, row, places in drawn)
+        want, says = self.says.get("noise"), "; ".join(s + (f" ({', '.join(w)})" if by[1:] else "") for s, w in by)
+        state = "measured" if not want else "agrees" if says == want else "differs"
+        yield self.finding("noise is of", state, says + (f"; it says {want}" if state == "differs" else ""))
+
+    def drawn(self, row: Row) -> list[tuple[str, Floats]]:
+        """The first state, and the noise of each stochastic step, by its place."""
+        out = [("x_T", _flat(row["latents"][0]))]
+        for i in self.stochastic(row) if "velocities" in row else ():
+            k = transition.kernel(self.says.get("transition", "sde"), self.level(row), row["sigmas"], i)
+            off = _flat(row["latents"][i + 1]) - k.mean(_flat(row["latents"][i]), _flat(row["velocities"][i]))
+            out += [(f"step {i}", off / k.noise_std)] if k.noise_std else []
+        return out
+
+    def source(self, seed: int, row: Row, places: Sequence[tuple[str, Floats]]) -> str:
+        """Which generator drew the noise, by which seed and in which turn."""
+        seeds = {"its seed": seed, **row.get("seeds", {})}
+        seeds |= {f"{n} {d:+d}": s + d for n, s in list(seeds.items()) for d in (1, -1, 2, -2, 3, -3) if s + d >= 0}
+        ways, out = list(itertools.product(seeds.items(), _GENERATORS.items())), []
+        for turn, (place, z) in enumerate(places):
+            tried = (f"{label} of {of}{found}" for (of, s), (label, stream) in ways
+                     if (found := _found(z, stream(s, z.size, len(places) + 2), turn, place)))  # fmt: skip
+            out.append((place, next(tried, "no generator known here")))
+        by = _grouped(out)
+        return ", ".join(s + (f" in {', '.join(p)}" if by[1:] else "") for s, p in by)
+
+    def stochastic(self, row: Row) -> list[int]:
+        return [i for i, p in enumerate(row.get("log_probs", ())) if np.isfinite(p)]
+
+    def level(self, row: Row) -> float:
+        return float(row.get("noise_level", self.says.get("noise_level", 0.7)))
+
+    def schedule(self) -> Iterator[Finding]:
+        sigmas, said = np.asarray(self.rows[0]["sigmas"], np.float64), self.says.get("shift")
+        off, shift, grid, n = min(_schedules(sigmas))
+        says = f"shift {shift:.5g} of {n} steps, {grid}, to {-math.log2(max(off, 2**-53)):.0f} bits"
+        says = says if off <= 1e-3 else f"no shifted schedule; the nearest has {says}"
+        right = off <= 3e-7 and n == len(sigmas) - 1 and abs(shift - (said or shift)) <= 1e-3 * shift
+        state = "agrees" if right and said else "differs" if said or off <= 3e-7 and not right else "measured"
+        yield self.finding("sigmas", state, says + (f"; it says {said:g}" if said and not right else ""), off, 3e-7)
+
+    def timesteps(self) -> Iterator[Finding]:
+        inputs = [{"sigmas": np.asarray(r["sigmas"], np.float64)} for r in self.rows]
+        yield self.fitted("timesteps", [_TIMESTEPS], inputs, [_flat(r["timesteps"]) for r in self.rows])[0]
+
+    def inputs(self, row: Row, of: Any, steps: Sequence[int]) -> list[Values]:
+        """What a row is computed from: of some steps, with its velocities; or of its logits."""
+        if self.kind == "images":
+            sigmas = np.asarray(row["sigmas"], np.float64)
+            return [{"x": _flat(row["latents"][i]), "v": _flat(of[i]), "next": _flat(row["latents"][i + 1]), "step": i,
+                     "sigmas": sigmas, "noise_level": self.level(row)}
+                    for i in steps if 0 <= i < len(of)]  # fmt: skip
+        how = {"top_p": 1.0, "min_p": 0.0} | {k: v for k, v in row.items() if k in _TOKENS.inputs}
+        return [how | {"logits": np.asarray(of, np.float64).T, "tokens": _flat(row["ids"])}]
+
+    def steps(self) -> Iterator[Finding]:
+        """Steps without noise, which sigmas and velocities decide."""
+        cases: list[Values] = []
+        for r in self.rows:
+            steps = [i for i in range(len(r["velocities"])) if i not in self.stochastic(r)]
+            cases += self.inputs(r, r["velocities"], steps)
+        if cases:
+            after = [c["next"] for c in cases]
+            yield self.fitted("steps without noise", [self.sets["transitions/ode"]], cases, after)[0]
+
+    def told(self, row: Row) -> list[Floats]:
+        return [_flat(p) for p in _flat(row["log_probs"]) if np.isfinite(p)] if self.kind == "images" else [
+            _flat(row["log_probs"])]  # fmt: skip
+
+    def log_probs(self) -> Iterator[Finding]:
+        sets = [s for s in self.sets.values() if s.kind == "transitions" and "reduce" in s.inputs]
+        of = [r["velocities"] if "velocities" in r else self.engine.expected(r, 0) for r in self.rows]
+        told, out = [p for r in self.rows for p in self.told(r)], list[Finding]()
+        for by in (0, -1, 1) if self.kind == "images" else (0,):
+            cases = [c for r, v in zip(self.rows, of) for c in self.inputs(r, v, [i + by for i in self.stochastic(r)])]
+            found = self.fitted("log-probs", sets if self.kind == "images" else [_TOKENS], cases, told, "transition")
+            if by and found[0].state == "agrees":
+                found[0].state = "differs"
+                found[0].says += f", of the step {'before' if by < 0 else 'after'}"
+            out = found if found[0].state != "unexplained" or not out else out
+            if out[0].state != "unexplained":
+                break
+        yield from out
+
+    def guidance(self) -> Iterator[Finding]:
+        cases, got = [], []
+        for r, i in ((r, i) for r in self.rows[:2] for i in range(len(r["velocities"]))):
+            sides = {n: np.asarray(r[n][i], np.float64) for n in ("positive", "negative", "velocities")}
+            got.append(sides.pop("velocities"))
+            cases.append(sides | {"scale": float(r["scale"]), "phi": float(r.get("phi", 0))})
+        sets = [s for s in self.sets.values() if s.kind == "guidance" and ("phi" not in s.inputs or cases[0]["phi"])]
+        yield from self.fitted("guidance", sets, cases, got, "guidance")
+
+    def fitted(
+        self, aspect: str, sets: Sequence[Set], cases: list[Values], measured: list[Floats], claim: str = ""
+    ) -> list[Finding]:
+        """What numbers are, by the formulas of sets. claim: which of the sayings names one of these."""
+        ranked, said = list[tuple[tuple[bool, bool, bool, int], list[Finding], Set, Values]](), self.says.get(claim)
+        for s in sorted(sets, key=lambda s: s.name != said):
+            free = [n for n, what in s.inputs.items() if "choices" in what and n not in self.says]
+            given = {n: self.says[n] for n in s.inputs if n in self.says}
+            inputs = [given | {n: v for n, v in c.items() if n in s.inputs} for c in cases[:8]]
+
+            def judged(choice: Values, pairs: bool) -> list[Finding]:
+                of, alone = [i | choice for i in inputs], pairs and not ranked  # pairs for what it says it is
+                wanted, got = [{"": s.formula_of(i)} for i in of], [{"": m} for m in measured[:8]]
+                return list(trainer._compared(s, of, wanted, got, self.says["dtype"], self.name, alone))
+
+            choice, out = trainer.best(s, free, judged)
+            state, foreign = out[0].state, said not in (None, s.name)
+            faults = state == "unexplained", state != "agrees", foreign, len(out)
+            ranked.append((faults, out, s, given | choice))
+            if not any(faults[:3]):
+                break
+        faults, out, s, chosen = min(ranked, key=lambda r: r[0])
+        if claim == "transition" and not any(faults[:2]):
+            self.formula = s, chosen
+        out[0].says += f", of {s.title}" + (f"; it says {said}" if faults[2] else "") if claim else ""
+        out[0].state = "differs" if faults[2] and out[0].state == "agrees" else out[0].state
+        for f in out:
+            f.about, f.aspect = self.kind, aspect if f is out[0] else f"{aspect}: {f.aspect}"
+        return out
+
+    def drawing(self) -> Iterator[Finding]:
+        """The temperatures by which tokens may have been drawn, within three deviations, and their ranks."""
+        more = [self.all([s + by for s in self.seeds], self.prompts) for by in (200, 300, 400)]
+        rows = list(itertools.chain(self.batch, *more))
+        z = np.concatenate([np.asarray(self.engine.expected(r, 0), np.float64) for r in rows])
+        token = np.concatenate([_flat(r["ids"]).astype(int) for r in rows])[:, None]
+        asked, k, grid = float(rows[0]["temperature"]), int(rows[0]["top_k"]), np.geomspace(0.1, 10, 400)
+        rank = (z > np.take_along_axis(z, token, 1)).sum(1)
+        z = z - np.take_along_axis(z, token, 1)
+        z = np.where(z < np.sort(z)[:, -k][:, None], -np.inf, z)[rank < k] if k else z
+        likely = np.array([-np.log(np.exp(z / one).sum(1)).sum() for one in grid])
+        near = grid[likely >= likely.max() - 4.5]
+        right = near[0] <= asked <= near[-1] and not (k and rank.max() >= k)
+        says = f"temperature {near[0]:.2f} to {near[-1]:.2f} where {asked:g} is asked for, ranks up to"
+        says += f" {rank.max() + 1} of top_k {k}, by {len(rank)} tokens"
+        yield self.finding("drawing", "agrees" if right else "differs", says)
+
+    def weights(self) -> Iterator[Finding]:
+        """What updates change, whether the first weights come back, and which ones what it tells is of."""
+        asked, rows, before = (*range(1, 1 + int(self.says.get("weights", 1))), 0), {}, self.rows[0]
+        for k in asked:
+            self.engine.update(k)
+            rows[k] = self.ask(0)
+            if k:
+                moved = differences(before, rows[k])
+                says = ", ".join(f"{name} moves by {by:.1e}" for name, by in moved.items())
+                yield self.finding(f"update {k}", "agrees" if any(moved.values()) else "differs", says)
+            before = rows[k]
+        yield self.alike("update 0 again", [(self.rows[0], before)])
+        for k in asked if hasattr(self.engine, "expected") else ():
+            held, allowed = {j: self.held(rows[k], j) for j in sorted(asked)}, 10 * self.says["tolerance"]
+            for field in held[k]:
+                off, j = min((by[field], j) for j, by in held.items())
+                others = ", ".join(f"{i} {by[field]:.1e}" for i, by in held.items() if i != j)
+                state = "unexplained" if off > allowed else "agrees" if j == k else "differs"
+                says = f"{field} of weights {j} (off by {others})" + (f", where {k} are served" if j != k else "")
+                yield self.finding(f"weights {k}", state, says, off, allowed)
+
+    def held(self, row: Row, weights: int) -> dict[str, float]:
+        """How far a row is from what another program has of it with some weights."""
+        of, out = self.engine.expected(row, weights), {}
+        if "velocities" in row:
+            out["velocities"] = fit.difference(_flat(row["velocities"]), _flat(of))
+        if self.formula and "log_probs" in row:
+            s, given = self.formula
+            cases = zip(self.told(row), self.inputs(row, of, self.stochastic(row)))
+            out["log-probs"] = max(fit.difference(p, s.formula_of(i | given)) for p, i in cases)
+        return out
+
+    def interrupted(self) -> Iterator[Finding]:
+        for how in ("pause", "abort", "restart"):
+            if not hasattr(self.engine, how):
+                yield self.finding(how, "not judged", f"it has no {how}")
+                continue
+            got, whole = getattr(self.engine, how)(lambda: self.ask(0)), self.rows[0]
+            n = len(got["log_probs"]) if got and "log_probs" in got else 0
+            if got and n == len(whole["log_probs"]):
+                yield self.alike(f"during {how}", [(whole, got)])
+            else:
+                begun = {k: whole[k][: len(got[k])] for k in ("ids", "latents", "log_probs") if got and k in got}
+                off = max(differences(begun, got or {}).values(), default=0.0)
+                says = f"{n} of {len(whole['log_probs'])} of it" + (f", {off:.1e} off its beginning" if off else "")
+                yield self.finding(f"during {how}", "differs" if off else "measured", says)
+            yield self.alike(f"after {how}", [(whole, self.ask(0))])
+
+
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
+    """Each second of the pairs, with the first ones that have it."""
+    out: dict[str, list[str]] = {}
+    for first, second in pairs:
+        out.setdefault(second, []).append(first)
+    return list(out.items())
+
+
+_BOTH = ("images", "texts")
+_MEASURES: tuple[tuple[str, Sequence[str], Sequence[str], Callable[[_Measured], Iterator[Finding]]], ...] = (
+    ("seed", _BOTH, (), _Measured.seed), ("batch", _BOTH, (), _Measured.batched),
+    ("prompt", ("texts",), ("template", "prompt"), _Measured.template),
+    ("noise", ("images",), ("latents",), _Measured.noise), ("sigmas", ("images",), ("sigmas",), _Measured.schedule),
+    ("timesteps", ("images",), ("timesteps", "sigmas"), _Measured.timesteps),
+    ("steps", ("images",), ("latents", "velocities", "sigmas"), _Measured.steps),
+    ("guidance", ("images",), ("velocities", "positive", "negative", "scale"), _Measured.guidance),
+    ("log-probs", ("images",), ("log_probs", "velocities", "latents"), _Measured.log_probs),
+    ("log-probs", ("texts",), ("log_probs", "expected"), _Measured.log_probs),
+    ("drawing", ("texts",), ("ids", "expected"), _Measured.drawing),
+    ("weights", _BOTH, ("update",), _Measured.weights), ("interruptions", _BOTH, (), _Measured.interrupted),
+)
+_PROCESS = suite.load()["tokens/log_prob"]
+_TOKENS = Set(
+    "texts", "log_prob", _PROCESS.formula, _PROCESS.source, "log_probs", {
+        **{k: v for k, v in _PROCESS.inputs.items() if k not in ("logits", "token")},
+        "logits": {"shape": "[V,T]"}, "tokens": {"shape": "[T]"}, "reduce": {"choices": ["each", "sum", "mean"]},
+    }, _PROCESS.tolerance, [], _texts,
+)  # fmt: skip
