@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SIGNS, Up, announced
 
 import meander
 from meander.client import tasks
@@ -92,6 +92,56 @@ def test_a_reader_says_what_it_waits_for(lanes, run, monkeypatch, caplog):
         assert any("left out: 1 x no sample ran stage 'paint'" in text for text in said), said
 
     run(check, lanes)
+
+
+async def _steps(client, name):
+    found = await client.js.stream_info("MDR_STEPS", subjects_filter=f"mdr.v1.step.{name}.>")
+    return len(found.state.subjects or {})
+
+
+def test_steps_stay_until_both_readers_have_read_them(binary, tmp_path, run):
+    """Each reader has a cursor of its own: a batch that one has not acknowledged comes again to it alone, whole."""
+    up = Up(tmp_path, None, "--gc-every", "100ms", model=SIGNS).start()
+    asyncio.run(announced(up.url))
+
+    async def publish(client, name, batch):
+        await client.publish(name, "a sign", timeout=60, uid="g" + batch, group_size=2, free_read_steps=True, seed=5,
+                             batch={"id": batch, "groups": 1}, reward=[{"name": "jpeg_compressibility"}],
+                             **meander.stages(meander.stage("draft", **PAINT), meander.stage("paint", **PAINT)))  # fmt: skip
+
+    def reader(client, name, stage):
+        return client.batches(name, f"of-{stage}", stage=stage, timeout=60)
+
+    async def check(client, name):
+        draft, paint = (reader(client, name, stage) for stage in ("draft", "paint"))
+        await asyncio.gather(draft.cursor.open(), paint.cursor.open())
+        for of, batch in ((name, "b0"), (name, "b1"), (name + "x", "b")):
+            await publish(client, of, batch)
+        made = aiter(draft)
+        first = [await anext(made) for _ in range(2)]
+        await draft.done(first[1])
+        other = reader(client, name + "x", "draft")
+        await other.done(await anext(aiter(other)))
+        while await _steps(client, name + "x"):  # a later result, so a look that frees its steps has seen all before
+            await asyncio.sleep(0.05)
+        assert await _steps(client, name) == 16
+        before = await anext(aiter(paint))
+        await paint.close()
+        paint = reader(client, name, "paint")
+        again = [await anext(b) for b in [aiter(paint)] for _ in range(2)]
+        assert [b.name for b in again] == [b.name for b in first] == ["b0", "b1"]
+        assert again[0].digest() == before.digest() and (again[0]["latents"] == before["latents"]).all()
+        await paint.done(again[1])
+        while await _steps(client, name):
+            await asyncio.sleep(0.05)
+        with pytest.raises(meander.Gone, match="gb0"):
+            await anext(aiter(client.batches(name, "late", stage="draft", timeout=60)))
+        assert draft.health.groups == 2 and paint.health.groups == 2
+
+    try:
+        run(check, up.url)
+    finally:
+        up.stop()
 
 
 def _example():

@@ -24,6 +24,15 @@ Fields = Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | Awaitable[Mappi
 """Fields of a Prompt, such as reward, or a function, which may be async, that says them for a prompt."""
 
 
+def _refuse_stages(fields: Mapping[str, Any]) -> None:
+    if fields.get("stages"):
+        names = ", ".join(str(s.get("name")) for s in fields["stages"])
+        raise ValueError(
+            f"fields.stages: {names}; must be absent: this trainer asks one lane for samples; meander-train --stage and "
+            f"client.batches(stage=...) read one stage"
+        )
+
+
 class Lane:
     """A connection to a lane: its weights, and a run to ask in."""
 
@@ -37,6 +46,8 @@ class Lane:
         timeout: float,
         connection: Mapping[str, Any],
     ):
+        if not callable(fields):
+            _refuse_stages(fields)
         self.connection = sync.connect(url, **connection)
         self.client = self.connection.__enter__()
         self.run, self.lane, self.fields = run, lane, fields
@@ -52,12 +63,7 @@ class Lane:
                 f"fields.advantage: {own['advantage']!r}; must be absent: {trainer} computes advantages, "
                 f"by its own settings"
             )
-        if own.get("stages"):
-            names = ", ".join(str(s.get("name")) for s in own["stages"])
-            raise ValueError(
-                f"fields.stages: {names}; must be absent: this trainer takes samples of one lane; meander-train --stage and "
-                f"client.batches(stage=...) train one stage"
-            )
+        _refuse_stages(own)
         own["text"] = {**text, **own.get("text", {})}
         if self.lane:
             own["model"] = self.lane
