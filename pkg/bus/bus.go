@@ -23,39 +23,32 @@ import (
 
 // Config says how to reach the server. Exactly one of URL and InProcess is set.
 type Config struct {
-	// URL of the server, or several separated by commas: "nats://127.0.0.1:4222".
-	URL string
+	URL         string `key:"nats.url" env:"MEANDER_NATS_URL" secret:"url" help:"NATS server, or several separated by commas"`
+	Token       string `key:"nats.token" env:"MEANDER_NATS_TOKEN" secret:"true" help:"authentication token; the environment keeps it out of the process list"`
+	CredsFile   string `key:"nats.creds" env:"MEANDER_NATS_CREDS" help:"file of credentials: a key, or a JWT and its key"`
+	CAFile      string `key:"nats.tls_ca" env:"MEANDER_NATS_TLS_CA" help:"PEM file of the authority that signed the server's certificate"`
+	CertFile    string `key:"nats.tls_cert" env:"MEANDER_NATS_TLS_CERT" help:"PEM file of the client's certificate"`
+	KeyFile     string `key:"nats.tls_key" env:"MEANDER_NATS_TLS_KEY" help:"PEM file of the client's key"`
+	TLSFirst    bool   `key:"nats.tls_first" env:"MEANDER_NATS_TLS_FIRST" help:"begin with the TLS handshake, as servers with handshake_first want it"`
+	Context     string `key:"context" env:"NATS_CONTEXT" help:"context of the nats command that names the server and how to log in, or the full path of its file; flags come before it, the environment after it"`
+	Domain      string `key:"js_domain" env:"MEANDER_JS_DOMAIN" help:"JetStream domain that has the streams, where the server is connected to it by a leaf node"`
+	APIPrefix   string `key:"js_prefix" env:"MEANDER_JS_PREFIX" help:"what another account exports its JetStream API under, in place of $JS.API"`
+	CloudEvents bool   `key:"nats.cloudevents" env:"MEANDER_NATS_CLOUDEVENTS" help:"give each event the attributes of CloudEvents 1.0, as headers ce-*"`
+
 	// InProcess makes the connections instead of URL: to a server in this process, or to the process that has the
 	// server at the time.
-	InProcess nats.InProcessConnProvider
-	// Token, TokenHandler or CredsFile prove who we are; all optional. TokenHandler is called for each connection.
-	// CredsFile has a JWT and its key, or the seed of an NKey.
-	Token        string
-	TokenHandler func() string
-	CredsFile    string
-	// CAFile, CertFile and KeyFile are PEM files for TLS; all optional.
-	CAFile   string
-	CertFile string
-	KeyFile  string
+	InProcess nats.InProcessConnProvider `key:"-"`
+	// TokenHandler returns the token for each connection.
+	TokenHandler func() string `key:"-"`
 	// Name is this client in the server's lists and logs.
-	Name string
+	Name string `key:"-"`
 	// InboxPrefix starts the subjects on which replies come. Some permissions ask for one per user. Default:
 	// auth.InboxOf for a user with an NKey, else "_INBOX".
-	InboxPrefix string
+	InboxPrefix string `key:"-"`
 	// ConnectTimeout bounds Connect; default 10 s, negative: only the context of Connect bounds it.
-	ConnectTimeout time.Duration
+	ConnectTimeout time.Duration `key:"-"`
 	// NoWait makes Connect fail at once when no server listens at URL: for commands that a person runs and waits for.
-	NoWait bool
-	// Context is a context of the nats command, which has what is empty here.
-	Context string
-	// Domain is the JetStream domain that has the streams, APIPrefix what its API has in place of $JS.API where another
-	// account exports it. At most one of them is set.
-	Domain, APIPrefix string
-	// TLSFirst begins with the TLS handshake, as servers with handshake_first want it.
-	TLSFirst bool
-
-	// CloudEvents gives each event that is published the attributes of CloudEvents 1.0, as headers ce-*.
-	CloudEvents bool
+	NoWait bool `key:"-"`
 
 	context *Context
 }

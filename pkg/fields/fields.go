@@ -98,7 +98,7 @@ func Bind(prefix string, settings any) *Set {
 		if v.env = f.Env; prefix != "" && v.env == "" {
 			v.env = prefix + strings.ToUpper(strings.ReplaceAll(f.Name, ".", "__"))
 		}
-		if prefix != "" {
+		if v.env != "" {
 			v.help += " [$" + v.env + "]"
 		}
 		s.flags = append(s.flags, v)
@@ -318,6 +318,14 @@ func Choices(f *pflag.Flag) []string {
 		return v.field.Enum
 	}
 	return nil
+}
+
+// Variable returns the variable of a flag whose field has one; "" for all other flags.
+func Variable(f *pflag.Flag) string {
+	if v, ok := f.Value.(*flagValue); ok {
+		return v.env
+	}
+	return ""
 }
 
 // String returns the text that was given, or the default.

@@ -256,18 +256,13 @@ func (f *follower) rowsOf(l List) (rows []GroupRow, total int) {
 
 // sortFalling sorts rows by a value, times sign, that falls; rows without one come last.
 func sortFalling(rows []*GroupRow, sign float64, value func(*GroupRow) *float64) {
-	slices.SortStableFunc(rows, func(a, b *GroupRow) int {
-		x, y := value(a), value(b)
-		switch {
-		case x == nil && y == nil:
-			return 0
-		case x == nil:
-			return 1
-		case y == nil:
-			return -1
+	scaled := func(r *GroupRow) *float64 {
+		if v := value(r); v != nil {
+			return new(sign * *v)
 		}
-		return cmp.Compare(sign**y, sign**x)
-	})
+		return nil
+	}
+	slices.SortStableFunc(rows, func(a, b *GroupRow) int { return CompareRewards(scaled(a), scaled(b)) })
 }
 
 // Curve is the rewards of a run over time.

@@ -179,7 +179,6 @@ func GroupResultOf(a *schemas.Advantage, uid schemas.UID, prompt string) GroupRe
 	}
 }
 
-// sampleResult returns the result of a sample from its part of the advantage event.
 func sampleResult(m *schemas.Member) SampleResult {
 	return SampleResult{
 		SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage,

@@ -155,7 +155,6 @@ func (r *Run) Measure(ctx context.Context, b *bus.Bus) error {
 	return nil
 }
 
-// add adds sizes.
 func (r *Run) add(s *counters.Sizes) {
 	for stream, of := range s.Streams {
 		r.Events, r.Bytes, r.Streams[stream] = r.Events+of.Events, r.Bytes+of.Bytes, of.Events

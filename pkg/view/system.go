@@ -80,7 +80,6 @@ func policyLineOf(p *schemas.Policy) *policyLine {
 	}
 }
 
-// serves reports whether a sampler serves a lane.
 func (x *System) serves(name schemas.Lane) bool {
 	return slices.ContainsFunc(
 		x.Present,

@@ -177,6 +177,33 @@ func TestCredits_LaneRules(t *testing.T) {
 	}
 }
 
+// A judge ended a sample after its text, which stands for it: its lane is another one than that of the others, with
+// versions, schedules and lengths of its own.
+func TestCredits_OtherLaneStands(t *testing.T) {
+	cfg, err := estimator.Default(estimator.ReinforcePlusPlus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Gamma = 0.5
+	rewards := staged("g", []float64{1, 2, 3, 4}, nil, func(g *schemas.Group) {
+		cfg.Resolve(&g.Advantage)
+		g.GroupPolicy = &schemas.GroupPolicy{MaxPolicySpan: new(int64(1))}
+	})
+	for i, r := range rewards {
+		plan := &r.Stages[0]
+		if plan.PolicyVersionMin, plan.PolicyVersionMax, plan.TrainedSteps = 7, 7, 1; i < 2 {
+			r.Stages, r.Trained = r.Stages[:1], plan.Trained
+		}
+	}
+	a := closeGroup(t, rewards)
+	if a.Status != schemas.StatusComplete {
+		t.Fatalf("group is %s: %s", a.Status, a.Error)
+	}
+	if values, at := ofStage(t, a, "p2"); !slices.Equal(at, []int64{2, 3}) {
+		t.Errorf("p2 has the advantages %v of the samples %v", values, at)
+	}
+}
+
 // matrix gives rewards two scores, a and b.
 func matrix(rewards []*schemas.Reward, a, b []float64, credit func(g *schemas.Group)) []*schemas.Reward {
 	for i, r := range rewards {

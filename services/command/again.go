@@ -1,7 +1,6 @@
 package command
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"maps"
 	"math"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -74,7 +72,7 @@ func again(run schemas.Run, prompts []view.Given, whole bool) *view.Again {
 	lines := jsonLines(rest)
 	command := "meander run --run " + name
 	for _, arg := range args {
-		command += " " + shellWord(arg)
+		command += " " + present.ShellWord(arg)
 	}
 	x.Command = command + " --prompts - <<'END'\n" + lines + "END"
 	if err := readsBack(args, lines, prompts); err != nil {
@@ -151,15 +149,12 @@ func split(bodies []map[string]any) (shared map[string]any, own []any) {
 	return shared, own
 }
 
-// jsonLines returns maps as lines of JSON.
 func jsonLines(bodies []map[string]any) string {
-	var out bytes.Buffer
-	enc := json.NewEncoder(&out)
-	enc.SetEscapeHTML(false)
+	out := ""
 	for _, b := range bodies {
-		_ = enc.Encode(b) // what was read as JSON encodes
+		out += inJSON(b) + "\n"
 	}
-	return out.String()
+	return out
 }
 
 // readsBack reads the flags and lines of a command as it does, and names what differs from the prompts.
@@ -196,16 +191,6 @@ func readsBack(args []string, lines string, prompts []view.Given) error {
 		}
 	}
 	return nil
-}
-
-var plainWord = regexp.MustCompile(`^[A-Za-z0-9_=.,:/@%+-]+$`)
-
-// shellWord quotes a word for a shell, where it needs that.
-func shellWord(s string) string {
-	if plainWord.MatchString(s) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // pythonCall returns the loop that publishes prompts with what they share.

@@ -95,6 +95,17 @@ func openAuth(dir string) (*auth.Folder, error) {
 	return f, authError(err)
 }
 
+// withFolder returns the RunE of a command that works on a credentials folder, its first argument; f gets the others.
+func withFolder(f func(c *cobra.Command, dir *auth.Folder, given []string) error) runE {
+	return func(c *cobra.Command, given []string) error {
+		dir, err := openAuth(given[0])
+		if err == nil {
+			err = authError(f(c, dir, given[1:]))
+		}
+		return err
+	}
+}
+
 // printNextSteps says what to do with a new credentials folder; 'meander auth init' ends with it.
 func printNextSteps(w io.Writer, f *auth.Folder, listen string) error {
 	host, port, _ := net.SplitHostPort(listen)
@@ -140,17 +151,13 @@ func authAddCommand(*app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "add DIR NAME", Short: "add a user, with credentials of its own",
 		Example: `  meander auth add auth alice --role viewer`,
-		RunE: func(c *cobra.Command, given []string) error {
-			f, err := openAuth(given[0])
-			if err != nil {
+		RunE: withFolder(func(c *cobra.Command, f *auth.Folder, given []string) error {
+			u := auth.User{Name: given[0], Role: auth.Role(role)}
+			if err := f.Add(u); err != nil {
 				return err
 			}
-			u := auth.User{Name: given[1], Role: auth.Role(role)}
-			if err := f.Add(u); err != nil {
-				return authError(err)
-			}
 			return printChange(c.OutOrStdout(), fmt.Sprintf("%s has the role %s", f.Credentials(u.Name), u.Role))
-		},
+		}),
 	}
 	c.Flags().StringVar(&role, "role", "", "what the user is for: "+strings.Join(auth.RoleNames(), ", "))
 	return c
@@ -162,16 +169,12 @@ func authRemoveCommand(*app) *cobra.Command {
 		Use:     "rm DIR NAME",
 		Example: "  meander auth rm auth trainer",
 		Short:   "remove a user and its credentials",
-		RunE: func(c *cobra.Command, given []string) error {
-			f, err := openAuth(given[0])
-			if err != nil {
+		RunE: withFolder(func(c *cobra.Command, f *auth.Folder, given []string) error {
+			if err := f.Remove(given[0]); err != nil {
 				return err
 			}
-			if err := f.Remove(given[1]); err != nil {
-				return authError(err)
-			}
-			return printChange(c.OutOrStdout(), given[1]+" is removed")
-		},
+			return printChange(c.OutOrStdout(), given[0]+" is removed")
+		}),
 	}
 }
 
@@ -181,11 +184,7 @@ func authListCommand(a *app) *cobra.Command {
 		Use:     "ls DIR",
 		Example: "  meander auth ls auth",
 		Short:   "list the users",
-		RunE: func(c *cobra.Command, given []string) error {
-			f, err := openAuth(given[0])
-			if err != nil {
-				return err
-			}
+		RunE: withFolder(func(c *cobra.Command, f *auth.Folder, _ []string) error {
 			if a.json {
 				return encode(c.OutOrStdout(), f.Users...)
 			}
@@ -194,17 +193,16 @@ func authListCommand(a *app) *cobra.Command {
 				t.Row(u.Name, u.Role, u.Key)
 			}
 			t.Print(c.OutOrStdout())
-			if cert, err := f.Certificate(); err != nil {
-				return err
-			} else if cert != nil {
+			cert, err := f.Certificate()
+			if err == nil && cert != nil {
 				fmt.Fprintf(c.OutOrStdout(), "\nTLS for %s until %s\n", strings.Join(auth.Hosts(cert), ", "),
 					cert.NotAfter.Format(time.DateOnly))
 				if expired := auth.CheckExpiry(cert, time.Now()); expired != nil {
 					fmt.Fprintf(c.OutOrStdout(), "%v; 'meander auth update %s' makes a new one\n", expired, f.Dir())
 				}
 			}
-			return nil
-		},
+			return err
+		}),
 	}
 }
 
@@ -217,19 +215,15 @@ func authUpdateCommand(*app) *cobra.Command {
 		Short:   "write the permissions of this release, and a new server certificate",
 		Long: `update writes the permissions of the roles of this release. If the folder has an authority, it also
 makes a new server certificate, for the hosts of the old one and --tls-host. Credentials do not change.`,
-		RunE: func(c *cobra.Command, given []string) error {
+		RunE: withFolder(func(c *cobra.Command, f *auth.Folder, _ []string) error {
 			if err := refuseEmpty(c.Flags(), "tls-host", hosts); err != nil {
-				return err
-			}
-			f, err := openAuth(given[0])
-			if err != nil {
 				return err
 			}
 			if err := f.Update(hosts); err != nil {
 				return err
 			}
 			return printChange(c.OutOrStdout(), f.Dir()+" is up to date")
-		},
+		}),
 	}
 	c.Flags().StringSliceVar(&hosts, "tls-host", nil, "more names and addresses of the server, for its certificate")
 	return c

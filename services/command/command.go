@@ -29,7 +29,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -38,6 +37,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/heap"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
@@ -177,7 +177,6 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), err
 }
 
-// failure is the first failure of the writer; nil: there was none.
 func (o *output) failure() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -278,33 +277,14 @@ with an embedded NATS server.`,
 // addFlags adds the global flags.
 func (a *app) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&a.store, "store", envOr("MEANDER_STORE", "meander-data"),
-		"folder with the files of the embedded NATS server (MEANDER_STORE)")
-	f.StringVar(&a.nats.URL, "nats", "",
-		"NATS server to use instead of the store, e.g. nats://127.0.0.1:4222 (MEANDER_NATS_URL)")
-	f.StringVar(&a.nats.Token, "nats-token", "",
-		"token for that server; 'meander up' asks its clients for it. Better set it as MEANDER_NATS_TOKEN: the "+
-			"process list does not show the environment")
-	f.StringVar(&a.nats.CredsFile, "nats-creds", "",
-		"credentials file for that server: a key, or a JWT and its key (MEANDER_NATS_CREDS)")
-	f.StringVar(&a.nats.TLSCA, "nats-tls-ca", "",
-		"PEM file of the authority that signed the server's certificate (MEANDER_NATS_TLS_CA)")
-	f.StringVar(&a.nats.TLSCert, "nats-tls-cert", "",
-		"PEM file of our certificate, if the server wants one (MEANDER_NATS_TLS_CERT)")
-	f.StringVar(&a.nats.TLSKey, "nats-tls-key", "", "PEM file of our key (MEANDER_NATS_TLS_KEY)")
-	f.BoolVar(&a.nats.CloudEvents, "nats-cloudevents", false,
-		"give each event the attributes of CloudEvents 1.0, as headers ce-* (MEANDER_NATS_CLOUDEVENTS)")
-	f.BoolVar(&a.nats.TLSFirst, "nats-tls-first", false,
-		"begin with the TLS handshake: for servers with handshake_first (MEANDER_NATS_TLS_FIRST)")
-	f.StringVar(&a.nats.Context, "context", "",
-		"context of the nats command, with the server and how to log in; flags come before it, the other variables "+
-			"after it (NATS_CONTEXT)")
-	f.StringVar(&a.nats.Domain, "js-domain", "",
-		"JetStream domain of the streams, where a leaf node leads to them (MEANDER_JS_DOMAIN)")
-	f.StringVar(&a.nats.APIPrefix, "js-prefix", "",
-		"what another account exports its JetStream API under, in place of $JS.API (MEANDER_JS_PREFIX)")
+		"folder with the files of the embedded NATS server [$MEANDER_STORE]")
+	server := fields.Bind("", &a.nats)
+	server.As(f, "nats.url", "nats")
+	f.Lookup("nats").Usage = "NATS server to use instead of the store, or several with commas [$MEANDER_NATS_URL]"
+	server.Register(f)
 	f.BoolVar(&a.json, "json", false, "print JSON lines on stdout; progress and logs go to stderr")
 	f.StringVar(&a.logLevel, "log-level", envOr("MEANDER_LOG_LEVEL", "warn"),
-		"debug, info, warn or error (MEANDER_LOG_LEVEL)")
+		"debug, info, warn or error [$MEANDER_LOG_LEVEL]")
 }
 
 // fromEnvironment sets the global settings that were not given as flags from the environment, before a command runs.
@@ -312,20 +292,15 @@ func (a *app) addFlags(f *pflag.FlagSet) {
 func (a *app) fromEnvironment(f *pflag.FlagSet) (err error) {
 	a.fromEnv = map[string]string{}
 	f.VisitAll(func(flag *pflag.Flag) {
-		name := "MEANDER_" + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
-		switch flag.Name {
-		case "nats":
-			name += "_URL"
-		case "context":
-			if name = "NATS_CONTEXT"; f.Changed("store") { // it is for all programs of a shell
-				return
-			}
+		name := cmp.Or(fields.Variable(flag), globalVariables[flag.Name])
+		given := os.Getenv(name)
+		ofShell := flag.Name == "context" // it is for all programs of a shell
+		if given == "" || flag.Changed || ofShell && f.Changed("store") {
+			return
 		}
-		if given := os.Getenv(name); given != "" && !flag.Changed && slices.Contains(globalNames, flag.Name) {
-			a.fromEnv[flag.Name] = name
-			if wrong := flag.Value.Set(given); wrong != nil {
-				err = errors.Join(err, fmt.Errorf("%s: %q; must be true or false", a.flag(flag.Name), given))
-			}
+		a.fromEnv[flag.Name] = name
+		if wrong := flag.Value.Set(given); wrong != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %q; must be true or false", a.flag(flag.Name), given))
 		}
 	})
 	return err
@@ -345,9 +320,8 @@ func (a *app) useContext(f *pflag.FlagSet) error {
 	return nil
 }
 
-// globalNames are the global flags that variables may set.
-var globalNames = strings.Fields("context nats nats-token nats-creds nats-tls-ca nats-tls-cert nats-tls-key " +
-	"nats-tls-first nats-cloudevents js-domain js-prefix store log-level")
+// globalVariables are those of flags that are no fields.
+var globalVariables = map[string]string{"store": "MEANDER_STORE", "log-level": "MEANDER_LOG_LEVEL"}
 
 // flag names a global flag in an error, with the variable that its value came from.
 func (a *app) flag(name string) string {

@@ -92,7 +92,7 @@ func (a *app) checkServer() error {
 		if _, err := url.Parse(server); err != nil || !strings.Contains(server, "://") {
 			continue // the connection says what is wrong with it
 		}
-		if err := (boot.NATS{URL: server}).Validate(); err != nil {
+		if err := (boot.NATS{Config: bus.Config{URL: server}}).Validate(); err != nil {
 			return errors.New(strings.ReplaceAll(err.Error(), "nats.url: ", a.flag("nats")+": "))
 		}
 	}
@@ -104,9 +104,9 @@ func (a *app) checkStoreSettings() error {
 	var errs []error
 	for _, of := range []struct{ flag, value string }{
 		{"nats-creds", a.nats.CredsFile},
-		{"nats-tls-ca", a.nats.TLSCA},
-		{"nats-tls-cert", a.nats.TLSCert},
-		{"nats-tls-key", a.nats.TLSKey},
+		{"nats-tls-ca", a.nats.CAFile},
+		{"nats-tls-cert", a.nats.CertFile},
+		{"nats-tls-key", a.nats.KeyFile},
 		{"js-domain", a.nats.Domain},
 		{"js-prefix", a.nats.APIPrefix},
 	} {
@@ -131,7 +131,7 @@ func (a *app) openConnection(
 	ctx context.Context, part natsd.MemberOptions, log zerolog.Logger, setup ...bus.SetupOption,
 ) (*connection, error) {
 	c := &connection{store: a.store, where: bus.RedactURL(a.nats.URL), log: log, closed: make(chan struct{})}
-	c.proven = a.nats.CredsFile != "" || a.nats.Token != "" || a.nats.TLSCert != "" || a.nats.Context != "" ||
+	c.proven = a.nats.CredsFile != "" || a.nats.Token != "" || a.nats.CertFile != "" || a.nats.Context != "" ||
 		strings.Contains(a.nats.URL, "@")
 	cfg := a.nats.Bus("meander")
 	cfg.ConnectTimeout = 0 // a command does not wait for ever
@@ -320,17 +320,17 @@ func (a *app) storeExists() bool {
 	return !errors.Is(err, os.ErrNotExist)
 }
 
+type (
+	// runE is what cobra calls for a command, action what the command does on its connection.
+	runE   = func(c *cobra.Command, given []string) error
+	action = func(c *cobra.Command, conn *connection, given []string) error
+)
+
 // withBus returns the RunE of a command that reads stored events: it opens the pipeline, calls f, and closes it.
-func (a *app) withBus(
-	f func(c *cobra.Command, conn *connection, given []string) error,
-) func(*cobra.Command, []string) error {
-	return a.withConnection(a.openExisting, f)
-}
+func (a *app) withBus(f action) runE { return a.withConnection(a.openExisting, f) }
 
 // withView is withBus for a view, which also waits for a server that is away.
-func (a *app) withView(
-	f func(c *cobra.Command, conn *connection, given []string) error,
-) func(*cobra.Command, []string) error {
+func (a *app) withView(f action) runE {
 	return func(c *cobra.Command, given []string) error {
 		a.waits = true
 		return a.withBus(f)(c, given)
@@ -339,10 +339,7 @@ func (a *app) withView(
 
 // withConnection returns the RunE of a command that works on a connection: it connects by open, calls f, and closes
 // the connection.
-func (a *app) withConnection(
-	open func(context.Context, zerolog.Logger) (*connection, error),
-	f func(c *cobra.Command, conn *connection, given []string) error,
-) func(*cobra.Command, []string) error {
+func (a *app) withConnection(open func(context.Context, zerolog.Logger) (*connection, error), f action) runE {
 	return func(c *cobra.Command, given []string) error {
 		conn, err := open(c.Context(), a.logger())
 		if err != nil {
@@ -355,18 +352,12 @@ func (a *app) withConnection(
 
 // withRun returns the RunE of a command about one run: it connects, sets run to the latest if none is given, and
 // calls f.
-func (a *app) withRun(
-	run *schemas.Run, f func(c *cobra.Command, conn *connection, given []string) error,
-) func(*cobra.Command, []string) error {
-	return a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+func (a *app) withRun(run *schemas.Run, f action) runE {
+	return a.withBus(func(c *cobra.Command, conn *connection, given []string) (err error) {
 		if *run == "" {
-			var err error
 			if *run, err = latestRun(c.Context(), conn.Bus); err != nil {
 				return err
 			}
-		}
-		if err := schemas.CheckToken("--run", *run); err != nil {
-			return usage(err)
 		}
 		return f(c, conn, given)
 	})
@@ -376,6 +367,9 @@ func (a *app) withRun(
 func runArgument(run *schemas.Run, given []string) error {
 	if len(given) == 0 {
 		return nil
+	}
+	if err := schemas.CheckToken("RUN", given[0]); err != nil {
+		return usage(err)
 	}
 	if *run != "" && *run != schemas.Run(given[0]) {
 		return usage(fmt.Errorf("RUN: %q, and --run %q; give only one of them", given[0], *run))

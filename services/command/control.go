@@ -95,6 +95,7 @@ A prompt can have a rule instead: see --prune-step of 'meander run'.`,
 
 // statusCommand makes the command 'meander status'.
 func statusCommand(a *app) *cobra.Command {
+	var run schemas.Run
 	return &cobra.Command{
 		Use:   "status [RUN]",
 		Short: "show how a run is doing, or what became of it",
@@ -102,19 +103,8 @@ func statusCommand(a *app) *cobra.Command {
 why, how much of it is done, and what it waits for.`,
 		Example: `  meander status
   meander status demo --json`,
-		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			var run schemas.Run
-			if len(given) > 0 {
-				run = schemas.Run(given[0])
-			} else {
-				var err error
-				if run, err = latestRun(c.Context(), conn.Bus); err != nil {
-					return err
-				}
-			}
-			if err := schemas.CheckToken("RUN", run); err != nil {
-				return usage(err)
-			}
+		PreRunE: func(_ *cobra.Command, given []string) error { return runArgument(&run, given) },
+		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, _ []string) error {
 			s, err := client.New(conn.Bus).Status(c.Context(), run)
 			if errors.Is(err, client.ErrNotFound) {
 				return usage(fmt.Errorf("RUN: %q; nothing is stored of it at %s", run, conn.where))
@@ -126,8 +116,7 @@ why, how much of it is done, and what it waits for.`,
 			if err != nil { // such as a user without the right to ask
 				p = &view.Progress{Waits: []outcomes.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
 			}
-			r := &schemas.ControlReceipt{Accepted: true, Run: run, Status: s}
-			return a.printStatus(c.OutOrStdout(), r, p)
+			return a.printStatus(c.OutOrStdout(), run, s, p)
 		}),
 	}
 }
@@ -253,51 +242,31 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 	return nil
 }
 
-// printStatus prints the state of a run that the receipt has, and what it waits for, which p has.
-func (a *app) printStatus(out io.Writer, r *schemas.ControlReceipt, p *view.Progress) error {
+// printStatus prints the state of a run, and what it waits for, which p has.
+func (a *app) printStatus(out io.Writer, run schemas.Run, s *schemas.RunStatus, p *view.Progress) error {
 	if a.json {
-		fields := schemas.JSON(r)
-		if m, ok := fields.(map[string]any); ok {
-			m["waits"] = p.Waits
-		}
+		fields := schemas.JSON(&schemas.ControlReceipt{Accepted: true, Run: run, Status: s}).(map[string]any)
+		fields["waits"] = p.Waits
 		return encode(out, fields)
 	}
-	s := r.Status
-	fmt.Fprintf(out, "run %s: %s\n", r.Run, stateText(out, s))
-	groups := fmt.Sprintf("%d of %d have their result", s.Closed, s.Groups)
+	fmt.Fprintf(out, "run %s: %s\n", run, stateText(out, s))
 	var ended []string
 	for _, o := range s.Outcomes {
 		if o.Outcome != outcomes.Open {
 			ended = append(ended, fmt.Sprintf("%d %s", o.Groups, o.Outcome))
 		}
 	}
-	if len(ended) > 0 {
-		groups += ": " + strings.Join(ended, ", ")
-	}
-	if s.OpenBatches > 0 {
-		groups += ", " + present.Count(s.OpenBatches, "batch") + " open"
-	}
-	if s.Refused > 0 {
-		groups += ", " + present.Count(s.Refused, "prompt") + " refused without one"
-	}
-	if s.Cancelled > 0 {
-		groups += fmt.Sprintf(", %d cancelled one by one", s.Cancelled)
-	}
-	field := func(name, text string) { present.Field(out, 12, "  "+name, text) }
-	field("groups", groups)
-	samples := fmt.Sprintf("%d made, %d with their reward", s.Trajectories, s.Rewards)
-	if s.Failed > 0 {
-		samples += fmt.Sprintf(", %d ended without one", s.Failed)
-	}
-	field("samples", samples)
-	waiting := fmt.Sprintf("%d in the queue or in flight", s.Waiting)
-	if s.Parked > 0 {
-		waiting += fmt.Sprintf(", %d parked until the run is resumed", s.Parked)
-	}
-	if s.Lost > 0 {
-		waiting += fmt.Sprintf(", %d lost", s.Lost)
-	}
-	field("requests", waiting)
+	when := present.When
+	field := func(name string, parts ...string) { present.Field(out, 12, "  "+name, strings.Join(parts, "")) }
+	field("groups", fmt.Sprintf("%d of %d have their result", s.Closed, s.Groups),
+		when(len(ended) > 0, ": %s", strings.Join(ended, ", ")),
+		when(s.OpenBatches > 0, ", %s open", present.Count(s.OpenBatches, "batch")),
+		when(s.Refused > 0, ", %s refused without one", present.Count(s.Refused, "prompt")),
+		when(s.Cancelled > 0, ", %d cancelled one by one", s.Cancelled))
+	field("samples", fmt.Sprintf("%d made, %d with their reward", s.Trajectories, s.Rewards),
+		when(s.Failed > 0, ", %d ended without one", s.Failed))
+	field("requests", fmt.Sprintf("%d in the queue or in flight", s.Waiting),
+		when(s.Parked > 0, ", %d parked until the run is resumed", s.Parked), when(s.Lost > 0, ", %d lost", s.Lost))
 	label := "waits"
 	if outcomes.HasEnded(s.State) {
 		label = "reason"
@@ -318,26 +287,15 @@ func stateText(out io.Writer, s *schemas.RunStatus) string {
 
 // heldText follows the state of a run that waits.
 func heldText(waitsFor string) string {
-	if waitsFor == "" {
-		return ""
-	}
-	return ", " + outcomes.For(waitsFor).Held()
+	return present.When(waitsFor != "", ", %s", outcomes.For(waitsFor).Held())
 }
 
 // controlledBy returns text to follow a run's state: who paused or cancelled the run, when and why; "" for a run that
 // goes on or is done.
 func controlledBy(s *schemas.RunStatus) string {
-	text := ""
-	if s.By != "" {
-		text += " by " + s.By
-	}
-	if s.Since > 0 {
-		text += " at " + time.Unix(0, s.Since).UTC().Format(time.RFC3339)
-	}
-	if s.Reason != "" {
-		text += ": " + s.Reason
-	}
-	return boot.Safe(text)
+	return boot.Safe(present.When(s.By != "", " by %s", s.By) +
+		present.When(s.Since > 0, " at %s", time.Unix(0, s.Since).UTC().Format(time.RFC3339)) +
+		present.When(s.Reason != "", ": %s", s.Reason))
 }
 
 // describeControl describes a control in one line, for 'meander watch'.
@@ -349,11 +307,5 @@ func describeControl(c *schemas.Control) string {
 	if c.SampleIndex != nil {
 		text += fmt.Sprintf(", sample %d", *c.SampleIndex)
 	}
-	if c.By != "" {
-		text += " by " + c.By
-	}
-	if c.Reason != "" {
-		text += ": " + c.Reason
-	}
-	return text
+	return text + present.When(c.By != "", " by %s", c.By) + present.When(c.Reason != "", ": %s", c.Reason)
 }

@@ -108,7 +108,7 @@ func TestStatus_Waits(t *testing.T) {
 	})
 	stop()
 	explaining.Wait()
-	p.close()
+	p.end()
 	if n := strings.Count(out.String(), why); n != 1 {
 		t.Errorf("the reason is given %d times: %s", n, &out)
 	}
@@ -135,7 +135,7 @@ func TestStatus_Pruned(t *testing.T) {
 		}
 		p.countReward(m)
 	}
-	p.close()
+	p.end()
 	if !strings.Contains(out.String(), "  0 rewards  ") {
 		t.Errorf("progress: %s", &out)
 	}

@@ -152,7 +152,6 @@ func (p *promptFlags) promptOf(r *dataset.Record, defaults map[string]any) promp
 	return q
 }
 
-// wordsOf converts a list to strings.
 func wordsOf[S ~string](list []S) []string {
 	out := make([]string, len(list))
 	for i, s := range list {
@@ -284,7 +283,6 @@ func (d *datasetFlags) openFile(
 	return reader, done, nil
 }
 
-// fileName is the name of the file for people.
 func (d *datasetFlags) fileName() string { return cmp.Or(d.source, d.file) }
 
 // promptType is the type of a prompt.

@@ -189,7 +189,6 @@ type rewardBy struct {
 	specs map[string][]any
 }
 
-// addFlag adds the flag to f.
 func (b *rewardBy) addFlag(f *pflag.FlagSet) {
 	f.StringVar(&b.field, "reward-by", "",
 		"field of the records, such as data_source or extra_info.kind, whose value chooses the reward functions: then "+

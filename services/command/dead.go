@@ -100,11 +100,10 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 		n++
 		l, d := view.LetterOf(m) // any user may write there: show the other letters
 		if a.json {
-			v := map[string]any{"error": l.Reason}
-			if d != nil {
-				v = schemas.JSON(d).(map[string]any)
+			v := letterJSON(m, d)
+			if d == nil {
+				v["error"] = l.Reason
 			}
-			v["id"] = m.Seq
 			if err := encode(c.OutOrStdout(), v); err != nil {
 				return err
 			}
@@ -123,6 +122,16 @@ func (a *app) listDead(c *cobra.Command, conn *connection, run schemas.Run) erro
 	return nil
 }
 
+// letterJSON returns a dead letter, whose message is m, for --json; d is nil where it cannot be read.
+func letterJSON(m *bus.Message, d *schemas.Dead) map[string]any {
+	v := map[string]any{}
+	if d != nil {
+		v = schemas.JSON(d).(map[string]any)
+	}
+	v["id"] = m.Seq
+	return v
+}
+
 // showDead prints a dead letter, whose message is m, with the original message, wherever that is stored.
 func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error {
 	l, d := view.LetterOf(m)
@@ -132,13 +141,8 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 	}
 	out := c.OutOrStdout()
 	if a.json {
-		v := map[string]any{}
-		if d != nil {
-			v = schemas.JSON(d).(map[string]any)
-			v["original"] = original(data)
-		}
-		v["id"] = m.Seq
-		if err != nil {
+		v := letterJSON(m, d)
+		if v["original"] = original(data); err != nil {
 			v["error"], v["original"] = err.Error(), nil
 		}
 		return encode(out, v)
@@ -178,9 +182,7 @@ func (a *app) showDead(c *cobra.Command, conn *connection, m *bus.Message) error
 
 // withLetters returns the RunE of a command that does something with each dead letter of which the id is given, as
 // 'meander dead ls' shows it. A letter may be unreadable; one that there is not is a usage error.
-func (a *app) withLetters(
-	do func(c *cobra.Command, conn *connection, m *bus.Message) error,
-) func(*cobra.Command, []string) error {
+func (a *app) withLetters(do func(c *cobra.Command, conn *connection, m *bus.Message) error) runE {
 	return a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
 		for _, id := range given {
 			seq, err := strconv.ParseUint(id, 10, 64) // in the stream

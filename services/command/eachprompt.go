@@ -164,13 +164,10 @@ func (p *promptFlags) selectRecords(
 		}
 		defer done()
 		p.loaded.reader = reader
-		var failed error // of the file
-		records := allRecords(given, reader, &failed)
 		n := 0
-		for batch, err := range dataset.Choose(records, choice, &p.loaded.Report) {
-			if n++; failed != nil {
-				err = failed
-			} else if err != nil {
+		for batch, err := range dataset.Choose(allRecords(given, reader), choice, &p.loaded.Report) {
+			n++
+			if _, ofFile := errors.AsType[*fileError](err); err != nil && !ofFile {
 				err = errors.New(choiceFlags.nameFlags(err.Error()))
 			}
 			if !yield(batch, err) || err != nil {
@@ -183,8 +180,11 @@ func (p *promptFlags) selectRecords(
 	}
 }
 
-// allRecords yields the records that are given, then those of the file, if there is one. failed gets its error.
-func allRecords(given []dataset.Record, file *dataset.Reader, failed *error) iter.Seq2[dataset.Record, error] {
+// fileError is an error of the file of prompts.
+type fileError struct{ error }
+
+// allRecords yields the records that are given, then those of the file, if there is one.
+func allRecords(given []dataset.Record, file *dataset.Reader) iter.Seq2[dataset.Record, error] {
 	return func(yield func(dataset.Record, error) bool) {
 		for _, r := range given {
 			if !yield(r, nil) {
@@ -196,7 +196,7 @@ func allRecords(given []dataset.Record, file *dataset.Reader, failed *error) ite
 		}
 		for r, err := range file.Records() {
 			if err != nil {
-				*failed = fmt.Errorf("--prompts: %w", err)
+				err = &fileError{fmt.Errorf("--prompts: %w", err)}
 			}
 			r.Index += len(given)
 			if !yield(r, err) {

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/schemas"
@@ -97,10 +99,7 @@ func (a *app) estimate(
 		return nil, err
 	}
 	return d.addPrompts(func(yield func(*prompt, error) bool) {
-		for i := range prompts {
-			if !yield(&prompts[i], nil) {
-				return
-			}
+		for i := 0; i < len(prompts) && yield(&prompts[i], nil); i++ {
 		}
 	}, f)
 }
@@ -207,11 +206,9 @@ func (p *estimated) mustFit(ctx context.Context, conn *connection, run schemas.R
 // dryRun prints the estimate of a run and does nothing else. It holds few of the prompts at a time. It asks a running
 // pipeline, else the one that this process would run with s (nil: none) on the store, which it does not make. A usage
 // error: every prompt would be refused, or the samples do not fit.
-func (a *app) dryRun(
-	ctx context.Context, run schemas.Run, d *datasetFlags, s *services, prompts iter.Seq2[*prompt, error],
-	out io.Writer,
-) error {
-	next, stop := iter.Pull2(prompts)
+func (a *app) dryRun(c *cobra.Command, run schemas.Run, d *promptFlags, s *services, texts []string) error {
+	ctx, out := c.Context(), c.OutOrStdout()
+	next, stop := iter.Pull2(d.each(texts, c.InOrStdin(), s != nil))
 	defer stop()
 	q, err, there := next() // what is wrong with the flags is said first
 	if err != nil {
@@ -237,7 +234,6 @@ func (a *app) dryRun(
 	}
 	_, running := natsd.Running(a.store)
 	if running || a.nats.URL != "" || s != nil && a.storeExists() {
-		var err error
 		if conn, err = a.connect(ctx, a.logger()); err != nil {
 			return err
 		}
@@ -267,10 +263,15 @@ func (a *app) dryRun(
 	return errors.Join(err, p.mustFit(ctx, conn, run, d.overfill))
 }
 
+// estimateLine writes a line of an estimate: its name, and a text in parts.
+type estimateLine func(name string, parts ...string)
+
 // printEstimate writes the estimate for people, with a line for each subject that has something to say.
 func (p *estimated) printEstimate(out io.Writer) {
-	line := func(name, format string, args ...any) {
-		present.Field(out, 11, name, fmt.Sprintf(format, args...)) // the longest name is advantage
+	line := func(name string, parts ...string) {
+		if text := strings.Join(parts, ""); text != "" {
+			present.Field(out, 11, name, text) // the longest name is advantage
+		}
 	}
 	p.printPrompts(line)
 	if p.Texts() {
@@ -287,90 +288,59 @@ func (p *estimated) printEstimate(out io.Writer) {
 			parts = append(parts, streamLine(s))
 		}
 	}
-	if len(parts) > 0 {
-		line("storage", "%s", strings.Join(parts, "; "))
-	}
+	line("storage", strings.Join(parts, "; "))
 	if p.Groups > 0 {
-		line("reward", "%s", strings.Join(p.Reward, "; or "))
-		line("advantage", "%s", strings.Join(p.Advantage, "; or "))
+		line("reward", strings.Join(p.Reward, "; or "))
+		line("advantage", strings.Join(p.Advantage, "; or "))
 	}
-	if len(p.Warnings) > 0 {
-		line("warning", "%s", strings.Join(p.Warnings, "; "))
-	}
-	if p.Refused > 0 {
-		line("refused", "%s, e.g. %s", present.Count(p.Refused, "prompt"), p.Reason)
-	}
+	line("warning", strings.Join(p.Warnings, "; "))
+	line("refused", present.When(p.Refused > 0, "%s, e.g. %s", present.Count(p.Refused, "prompt"), p.Reason))
 }
 
 // printPrompts writes with line how many samples are made, and from which prompts.
-func (p *estimated) printPrompts(line func(name, format string, args ...any)) {
-	what := fmt.Sprintf("%s = %s", present.Count(p.Groups, "group"), present.Count(p.Samples, "sample"))
-	made := "image"
+func (p *estimated) printPrompts(line estimateLine) {
+	when, count := present.When, present.Count[int]
+	made, frames := "image", int64(0)
 	if p.Cost != nil && p.Settings.Frames > 1 {
-		made = "video"
+		made, frames = "video", p.Settings.Frames
 	}
 	if len(p.Stages) > 0 || p.Cost != nil && p.ImageBytes+p.ConditioningStored == 0 {
 		made = "sample"
 	}
+	what := fmt.Sprintf("%s = %s", count(p.Groups, "group"), present.Count(p.Samples, "sample"))
 	if len(p.GroupSizes) == 1 {
-		what = fmt.Sprintf("%s x %s = %s", present.Count(p.Groups, "group"), present.Count(p.GroupSizes[0], "sample"),
+		what = fmt.Sprintf("%s x %s = %s", count(p.Groups, "group"), present.Count(p.GroupSizes[0], "sample"),
 			present.Count(p.Samples, made))
 	}
 	if p.Cost != nil && p.ImageSize != "" {
-		if p.Settings.Frames > 1 {
-			what += " of " + present.Count(p.Settings.Frames, "frame")
-		}
-		what += " of " + p.ImageSize
+		what += when(frames > 0, " of %s", present.Count(frames, "frame")) + " of " + p.ImageSize
 	}
-	if p.Model != "" {
-		what += ", by " + p.Model
-	}
-	line("estimate", "%s", what)
+	line("estimate", what, when(p.Model != "", ", by %s", p.Model))
 	p.printStages(line)
 	d := p.Data
-	parts := []string{present.Count(d.Records, "prompt")}
-	if d.File != "" {
-		parts[0] = fmt.Sprintf("%s in %s (%s)", present.Count(d.Records, "prompt"), d.File, d.Format)
-	}
-	if d.Partial {
-		parts[0] = fmt.Sprintf("the first %s of %s (%s)", present.Count(d.Records, "prompt"), d.File, d.Format)
-	}
-	if d.BadCount > 0 {
-		parts = append(parts, fmt.Sprintf("%d bad left out", d.BadCount))
-	}
-	parts = append(parts, present.Count(d.Duplicates, "duplicate"))
-	if d.Chosen != p.Prompts || d.Chosen != d.Records {
-		parts = append(parts, fmt.Sprintf("%d chosen", d.Chosen))
-	}
-	if d.Shard != "" {
-		parts = append(parts, fmt.Sprintf("shard %s has %d", d.Shard, p.Prompts))
-	}
-	line("prompts", "%s", strings.Join(parts, ", "))
+	line("prompts", when(d.Partial, "the first "), count(d.Records, "prompt"),
+		when(d.File != "", " %s %s (%s)", map[bool]string{true: "of", false: "in"}[d.Partial], d.File, d.Format),
+		when(d.BadCount > 0, ", %d bad left out", d.BadCount), ", ", count(d.Duplicates, "duplicate"),
+		when(d.Chosen != p.Prompts || d.Chosen != d.Records, ", %d chosen", d.Chosen),
+		when(d.Shard != "", ", shard %s has %d", d.Shard, p.Prompts))
 	for i, bad := range d.Bad {
 		if i == 5 {
-			line("", "and %d more", d.BadCount-i)
+			line("", fmt.Sprintf("and %d more", d.BadCount-i))
 			break
 		}
-		line("", "%s", bad)
+		line("", bad)
 	}
-	if n := len(d.Metadata); n > 0 {
-		names := strings.Join(d.Metadata[:min(n, 12)], ", ")
-		if n > 12 {
-			names += fmt.Sprintf(" and %d more", n-12)
-		}
-		line("metadata", "%s", names)
-	}
+	n := len(d.Metadata)
+	line("metadata", strings.Join(d.Metadata[:min(n, 12)], ", "), when(n > 12, " and %d more", n-12))
 	if n := len(p.Batches); n > 0 {
-		sizes := fmt.Sprintf("%s of %s", present.Count(n, "batch"), present.Count(p.Batches[0], "group"))
-		if last := p.Batches[n-1]; last != p.Batches[0] {
-			sizes += fmt.Sprintf(", the last of %d", last)
-		}
-		line("batches", "%s", sizes)
+		last := p.Batches[n-1]
+		line("batches", fmt.Sprintf("%s of %s", count(n, "batch"), count(p.Batches[0], "group")),
+			when(last != p.Batches[0], ", the last of %d", last))
 	}
 }
 
 // printStages writes with line how many samples of each stage are made, and what they take.
-func (p *estimated) printStages(line func(name, format string, args ...any)) {
+func (p *estimated) printStages(line estimateLine) {
 	if len(p.Stages) == 0 {
 		return
 	}
@@ -385,92 +355,64 @@ func (p *estimated) printStages(line func(name, format string, args ...any)) {
 			each[i] += fmt.Sprintf(" of %s (%s in all)", s.ImageSize, present.Count(s.Steps, "step"))
 		}
 	}
-	within := ""
-	if p.Rounds > 1 {
-		within = fmt.Sprintf(" in at most %d rounds", p.Rounds)
-	}
-	line("", "%s%s: %s", present.Count(len(p.Stages), "stage"), within, strings.Join(each, ", "))
+	line("", present.Count(len(p.Stages), "stage"), present.When(p.Rounds > 1, " in at most %d rounds", p.Rounds),
+		": ", strings.Join(each, ", "))
 }
 
 // printCost writes with line what images cost: steps and latents.
-func printCost(c *estimate.Cost, line func(name, format string, args ...any)) {
-	each := ""
-	switch n := c.StopStepIndex - c.StartStepIndex; {
-	case n < 1 || c.NumInferenceSteps == 0:
-	case n < c.NumInferenceSteps:
-		each = fmt.Sprintf("%d a sample, from %d to %d of %d, ", n, c.StartStepIndex, c.StopStepIndex,
-			c.NumInferenceSteps)
-	default:
-		each = fmt.Sprintf("%d a sample, ", n)
-	}
-	guidance := ""
+func printCost(c *estimate.Cost, line estimateLine) {
+	when, size := present.When, present.Size[int64]
+	n, all := c.StopStepIndex-c.StartStepIndex, c.NumInferenceSteps
+	guidance, guided := "", c.GuidedSteps
 	if scale := c.Settings.TrueCFGScale; scale > 1 {
-		guidance = fmt.Sprintf(" (guidance, scale %g", scale)
-		if n := c.GuidedSteps; n > 0 && n < c.NumInferenceSteps {
-			guidance += fmt.Sprintf(", in %d steps", n)
-		}
-		guidance += ")"
+		guidance = fmt.Sprintf(" (guidance, scale %g%s)", scale,
+			when(guided > 0 && guided < all, ", in %d steps", guided))
 	}
 	for _, x := range c.Settings.Extras() {
 		guidance += fmt.Sprintf(", %s %s", x[0], x[1])
 	}
-	line("steps", "%s%s in all, %s stochastic; %s%s", each, present.Thousands(c.Steps), present.Thousands(c.Stochastic),
+	line("steps", when(n > 0 && all > 0, "%d a sample, ", n),
+		when(n > 0 && n < all, "from %d to %d of %d, ", c.StartStepIndex, c.StopStepIndex, all),
+		fmt.Sprintf("%s in all, %s stochastic; ", present.Thousands(c.Steps), present.Thousands(c.Stochastic)),
 		evaluations(c.Evaluations, c.FlatEvaluations), guidance)
-	if c.BytesOfSample > 0 && c.Settings.LatentsDType != "" && c.LatentsShape != nil {
-		checkpoints := ""
-		if c.Checkpoints > 0 {
-			checkpoints = ", and " + present.Count(c.Checkpoints, "checkpoint")
-		}
-		line("latents", "%s of %s [%d, %d] kept%s; a sample stores %s", present.Count(c.LatentsKept, "state"),
-			c.Settings.LatentsDType, c.LatentsShape[0], c.LatentsShape[1], checkpoints, present.Size(c.BytesOfSample))
-		if c.ConditioningBytes > 0 {
-			line("texts",
-				"encoded, at most %s a prompt, stored once: a sample takes at most %s with its part of that, and %s "+
-					"with a copy of its own", present.Size(c.ConditioningBytes),
-				present.Size(c.BytesOfSample+c.ConditioningOfSample),
-				present.Size(c.BytesOfSample+c.ConditioningBytes))
-		}
+	if c.BytesOfSample == 0 || c.Settings.LatentsDType == "" || c.LatentsShape == nil {
+		return
 	}
+	line("latents", fmt.Sprintf("%s of %s [%d, %d] kept", present.Count(c.LatentsKept, "state"),
+		c.Settings.LatentsDType, c.LatentsShape[0], c.LatentsShape[1]),
+		when(c.Checkpoints > 0, ", and %s", present.Count(c.Checkpoints, "checkpoint")),
+		"; a sample stores ", size(c.BytesOfSample))
+	line("texts", when(c.ConditioningBytes > 0, "encoded, at most %s a prompt, stored once: a sample takes at most %s "+
+		"with its part of that, and %s with a copy of its own", size(c.ConditioningBytes),
+		size(c.BytesOfSample+c.ConditioningOfSample), size(c.BytesOfSample+c.ConditioningBytes)))
 }
 
 // printTextCost writes with line what texts cost: tokens and logits.
-func printTextCost(p *estimate.Estimate, line func(name, format string, args ...any)) {
-	c := p.Cost
-	line("tokens", "at most %s generated a sample, %s in all", present.Thousands(c.Tokens),
-		present.Thousands(c.Evaluations))
+func printTextCost(p *estimate.Estimate, line estimateLine) {
+	c, size := p.Cost, present.Size[int64]
+	line("tokens", fmt.Sprintf("at most %s generated a sample, %s in all", present.Thousands(c.Tokens),
+		present.Thousands(c.Evaluations)))
 	logits := "none stored; log-probs, log-sum-exps and entropies are"
 	switch {
+	case c.LogitsPerToken > 0:
+		logits = fmt.Sprintf("%s of each token in %s, %s%s", present.Thousands(c.LogitsPerToken), c.LogitsDType,
+			size(c.LogitsBytes), present.When(c.LogitsDiffer, ", of the prompts that ask for the most"))
 	case c.DrawnBy != "" && len(c.Numbers) == 0:
 		logits = "none stored; which other numbers are is known when " + c.DrawnBy + " answers"
 	case c.DrawnBy != "":
 		logits = "none stored; " + strings.Join(c.Numbers, ", ") + " are, by " + c.DrawnBy
 	}
-	if c.LogitsPerToken > 0 {
-		logits = fmt.Sprintf("%s of each token in %s, %s", present.Thousands(c.LogitsPerToken), c.LogitsDType,
-			present.Size(c.LogitsBytes))
-		if c.LogitsDiffer {
-			logits += ", of the prompts that ask for the most"
-		}
-	}
-	if c.BytesOfSample > 0 {
-		logits += "; a sample stores at most " + present.Size(c.BytesOfSample)
-	}
-	line("logits", "%s", logits)
-	if p.Large() {
-		line("warning", "the run may store %s; --logits topk:20:F16 needs only 120 B a token",
-			present.Size(c.StepBytes))
-	}
+	line("logits", logits, present.When(c.BytesOfSample > 0, "; a sample stores at most %s", size(c.BytesOfSample)))
+	line("warning", present.When(p.Large(), "the run may store %s; --logits topk:20:F16 needs only 120 B a token",
+		size(c.StepBytes)))
 }
 
 // evaluations says how often the model is evaluated, and how much sharing steps saves. flat is the number without
 // sharing.
 func evaluations(n, flat int64) string {
-	s := present.Count(n, "model evaluation")
-	if n < flat {
-		s += fmt.Sprintf(", %s fewer (%.0f %%) than the %s of samples that share no steps", present.Thousands(flat-n),
-			100*float64(flat-n)/float64(flat), present.Thousands(flat))
-	}
-	return s
+	return present.Count(n, "model evaluation") + present.When(n < flat,
+		", %s fewer (%.0f %%) than the %s of samples that share no steps", present.Thousands(flat-n),
+		100*float64(flat-n)/float64(flat), present.Thousands(flat))
 }
 
 // streamLine says how many bytes go to a stream, and warns if they do not fit.
@@ -479,19 +421,16 @@ func streamLine(s estimate.Stream) string {
 		schemas.StreamPrompts: "of prompts", schemas.StreamSteps: "of steps",
 		schemas.StreamTrajectories: "of trajectories", schemas.StreamBlobBucket: "of images at most",
 	}
+	free, limit := present.Size(max(s.Limit-s.Used, 0)), present.Size(s.Limit)
 	out := fmt.Sprintf("%s %s", present.Size(s.Bytes), what[s.Name])
 	switch {
 	case s.Limit == 0:
-	case !s.Fits() && s.AtMost:
-		out += fmt.Sprintf(", PERHAPS MORE THAN FITS: %s has %s free of %s", s.Name,
-			present.Size(max(s.Limit-s.Used, 0)), present.Size(s.Limit))
+		return out
 	case !s.Fits():
-		out += fmt.Sprintf(", MORE THAN FITS: %s has %s free of %s", s.Name, present.Size(max(s.Limit-s.Used, 0)),
-			present.Size(s.Limit))
+		return out + fmt.Sprintf(", %sMORE THAN FITS: %s has %s free of %s", present.When(s.AtMost, "PERHAPS "), s.Name,
+			free, limit)
 	case s.Used > 0:
-		out += fmt.Sprintf(" (%s free of %s)", present.Size(s.Limit-s.Used), present.Size(s.Limit))
-	default:
-		out += fmt.Sprintf(" (of %s)", present.Size(s.Limit))
+		return out + fmt.Sprintf(" (%s free of %s)", free, limit)
 	}
-	return out
+	return out + fmt.Sprintf(" (of %s)", limit)
 }

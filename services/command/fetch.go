@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,8 +25,7 @@ import (
 // fetch downloads what the cache lacks of a model and an adapter of the Hugging Face Hub, and shows it. What the Hub
 // does not give is a usage error.
 func (a *app) fetch(ctx context.Context, name, adapter string, want hub.Want) error {
-	d := &downloading{out: a.stderr, machine: a.json}
-	err := models.Fetch(ctx, name, adapter, want, d.watcher())
+	err := models.Fetch(ctx, name, adapter, want, a.newDownload().watcher())
 	if errors.Is(err, hub.ErrName) {
 		return usage(fmt.Errorf("--%w", err))
 	}
@@ -41,8 +38,7 @@ func (a *app) fetchPrompts(ctx context.Context, d *datasetFlags) error {
 	if !strings.HasPrefix(d.file, "hf://") {
 		return nil
 	}
-	show := &downloading{out: a.stderr, machine: a.json}
-	path, source, err := hub.FetchFile(ctx, d.file, show.watcher())
+	path, source, err := hub.FetchFile(ctx, d.file, a.newDownload().watcher())
 	if _, wrong := hub.ParseDataset(d.file); wrong != nil || errors.Is(err, hub.ErrName) {
 		return usage(fmt.Errorf("--prompts: %w", err))
 	}
@@ -80,11 +76,11 @@ HF_HUB_CACHE for the folder, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE=1 to use t
 				want = hub.Adapter
 			}
 			if _, ok := hub.Parse(given[0]); !ok {
+				hint := hub.Misspelt(given[0])
 				return usage(fmt.Errorf("%q: must be ORG/NAME or ORG/NAME@REVISION of the Hugging Face Hub%s", given[0],
-					orNothing("; ", hub.Misspelt(given[0]))))
+					present.When(hint != "", "; %s", hint)))
 			}
-			d := &downloading{out: a.stderr, machine: a.json}
-			dir, err := hub.Update(c.Context(), given[0], want, d.watcher())
+			dir, err := hub.Update(c.Context(), given[0], want, a.newDownload().watcher())
 			if errors.Is(err, hub.ErrName) {
 				return usage(err)
 			}
@@ -100,14 +96,6 @@ HF_HUB_CACHE for the folder, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE=1 to use t
 	}
 	c.Flags().BoolVar(&adapter, "adapter", false, "it is a LoRA")
 	return c
-}
-
-// orNothing returns a text behind a separator, or nothing.
-func orNothing(separator, text string) string {
-	if text == "" {
-		return ""
-	}
-	return separator + text
 }
 
 // checkPush checks --push before anything is written: it is for datasets.
@@ -147,7 +135,8 @@ func (e *exporter) pushShards(c *cobra.Command, conn *connection, folder string,
 	for _, name := range []string{export.IndexFile, export.CardFile} {
 		files = append(files, hub.Upload{Name: name, Path: filepath.Join(folder, name)})
 	}
-	d := &downloading{out: e.stderr, machine: e.json, sends: true}
+	d := e.newDownload()
+	d.sends = true
 	commit, err := hub.Push(c.Context(), e.push, fmt.Sprintf("run %s", x.Run), files, d.watcher())
 	if errors.Is(err, hub.ErrName) {
 		return usage(fmt.Errorf("--push: %w", err))
@@ -159,23 +148,18 @@ func (e *exporter) pushShards(c *cobra.Command, conn *connection, folder string,
 	return nil
 }
 
-// downloading shows a download, or that something is sent: what and how much before it begins, then a bar on a
-// terminal, else a line from time to time.
+// downloading shows a download, or that something is sent: what and how much before it begins, then how far it is.
 type downloading struct {
-	out     io.Writer
-	machine bool
-	sends   bool
-	plan    hub.Plan
-	bars    *mpb.Progress
-	bar     *mpb.Bar
-
+	meter
+	machine, sends bool
+	plan           hub.Plan
 	// came is what this process has downloaded. The bar reads it while it draws.
 	came  atomic.Int64
 	began time.Time
+}
 
-	mu    sync.Mutex
-	done  int64
-	shown time.Time
+func (a *app) newDownload() *downloading {
+	return &downloading{meter: meter{out: a.stderr}, machine: a.json}
 }
 
 // speed is the mean of this download, for the bar.
@@ -185,10 +169,9 @@ func (d *downloading) speed(decor.Statistics) string {
 }
 
 func (d *downloading) watcher() hub.Watcher {
-	return hub.Watcher{Plan: d.begin, Got: d.got, Say: d.say, End: d.end}
+	return hub.Watcher{Plan: d.begin, Got: d.got, Say: d.note, End: d.end}
 }
 
-// word is the verb of what is done.
 func (d *downloading) word() string {
 	if d.sends {
 		return "upload"
@@ -196,52 +179,26 @@ func (d *downloading) word() string {
 	return "download"
 }
 
-// begin says what is about to come, and shows a bar on a terminal.
+// begin says what is about to come, and shows how far it is.
 func (d *downloading) begin(p hub.Plan) {
-	d.plan, d.done, d.shown, d.began = p, p.Have, time.Now(), time.Now()
-	line := fmt.Sprintf(d.word()+"ing %s: %s, %s, to %s", p.Name, present.Count(p.Files, "file"),
-		present.Size(int(p.Bytes)), p.To)
-	if p.Have > 0 {
-		line += fmt.Sprintf("; %s are there already", present.Size(int(p.Have)))
-	}
-	fmt.Fprintln(d.out, boot.Safe(line))
-	if boot.IsTerminal(d.out) && !d.machine {
-		d.bars, d.bar = newBar(d.out, p.Bytes, mpb.AppendDecorators(
-			decor.CountersKibiByte("% .1f of % .1f"), decor.Name("  "),
-			decor.Any(d.speed), decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
-		d.bar.SetCurrent(p.Have)
-	}
+	d.plan, d.began = p, time.Now()
+	d.came.Store(0)
+	d.note(fmt.Sprintf("%sing %s: %s, %s, to %s%s", d.word(), p.Name, present.Count(p.Files, "file"),
+		present.Size(p.Bytes), p.To, present.When(p.Have > 0, "; %s are there already", present.Size(p.Have))))
+	d.start(d.machine, int(p.Bytes), func() string {
+		done := present.Size(d.plan.Have + d.came.Load())
+		return fmt.Sprintf("%sed %s of %s", d.word(), done, present.Size(d.plan.Bytes))
+	}, mpb.AppendDecorators(decor.CountersKibiByte("% .1f of % .1f"), decor.Name("  "), decor.Any(d.speed),
+		decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
+	d.add(int(p.Have))
 }
 
-// got moves the bar, or says from time to time how far it is.
 func (d *downloading) got(n int64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.done += n
-	now := time.Now()
-	switch {
-	case d.bar != nil:
-		d.came.Store(d.done - d.plan.Have)
-		d.bar.SetCurrent(d.done)
-	case now.Sub(d.shown) > 5*time.Second:
-		d.shown = now
-		fmt.Fprintf(d.out, "%sed %s of %s\n", d.word(), present.Size(int(d.done)), present.Size(int(d.plan.Bytes)))
-	}
-}
-
-func (d *downloading) say(line string) {
-	out := d.out
-	if d.bars != nil {
-		out = d.bars
-	}
-	fmt.Fprintln(out, boot.Safe(line))
+	d.came.Add(n)
+	d.add(int(n))
 }
 
 func (d *downloading) end(err error) {
-	if d.bar != nil {
-		endBar(d.bars, d.bar, err == nil)
-		d.bars, d.bar = nil, nil
-	} else if err == nil {
-		fmt.Fprintf(d.out, "%sed %s\n", d.word(), present.Size(int(d.plan.Bytes)))
-	}
+	d.close(err == nil)
+	d.meter = meter{out: d.out}
 }

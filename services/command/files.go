@@ -117,7 +117,6 @@ func replaceFile(name string, write func(io.Writer) error) (size int64, err erro
 // putter puts what write writes into its place, and returns its size.
 type putter func(write func(io.Writer) error) (size int64, err error)
 
-// toFile is replaceFile as a putter.
 func toFile(name string) putter {
 	return func(write func(io.Writer) error) (int64, error) { return replaceFile(name, write) }
 }

@@ -254,11 +254,9 @@ func noSuchCommand(c *cobra.Command, given []string) error {
 	if len(given) == 0 {
 		return nil
 	}
-	hint := ""
-	if paths := commandsLike(c, given[0]); len(paths) > 0 {
-		hint = "; did you mean '" + strings.Join(paths, "' or '") + "'?"
-	}
-	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0], hint)
+	paths := commandsLike(c, given[0])
+	return fmt.Errorf("%s has no command %q%s", c.CommandPath(), given[0],
+		present.When(len(paths) > 0, "; did you mean '%s'?", strings.Join(paths, "' or '")))
 }
 
 // wantAll takes --help-all for --help, and notes that the help is to have all flags.

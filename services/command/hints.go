@@ -38,7 +38,6 @@ func rewritten(c *cobra.Command, change func(arg string) (string, bool)) string 
 	return strings.Join(words, " ")
 }
 
-// withArgs puts the command line into a context.
 func withArgs(ctx context.Context, given []string) context.Context {
 	return context.WithValue(ctx, argsKey{}, given)
 }
@@ -342,11 +341,9 @@ var absent = map[string]string{
 
 // oneOf returns the error of a flag whose value is none of the names, with the nearest one.
 func oneOf(flag, value string, names []string) error {
-	hint := ""
-	if near := schemas.Nearest(value, names); near != "" {
-		hint = "did you mean " + near + "? "
-	}
-	return fmt.Errorf("--%s: %q; %smust be one of %s", flag, value, hint, strings.Join(names, ", "))
+	near := schemas.Nearest(value, names)
+	return fmt.Errorf("--%s: %q; %smust be one of %s", flag, value, present.When(near != "", "did you mean %s? ", near),
+		strings.Join(names, ", "))
 }
 
 // nameFlag adds a flag for the name of a run, a group or a lane. Any name but the default must be a token of

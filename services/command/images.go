@@ -184,7 +184,6 @@ type states struct {
 // noStates stands for the states while the flags are checked; each prompt gets those of its group later.
 var noStates = map[string]any{"dtype": "F32", "shape": []int64{1, 1, 1}, "data": make([]byte, 4)}
 
-// openStates opens the file of --start-latents.
 func (p *promptFlags) openStates(path string) error {
 	a, err := safetensors.Open(path)
 	if err != nil {

@@ -153,63 +153,42 @@ func printParts(out io.Writer, name, family, dir, source string, parts []model.P
 func printInfo(out io.Writer, dir string, info *model.Info) {
 	printParts(out, info.Name, info.Family, dir, info.Source, info.Parts)
 	printGPUMemory(out, info)
-	fmt.Fprintln(out)
-	if info.Vocabulary > 0 {
-		fmt.Fprintf(out, "vocabulary %d, ", info.Vocabulary)
+	when := func(there bool, format string, args ...any) {
+		if there {
+			fmt.Fprintf(out, format+"\n", args...)
+		}
 	}
-	fmt.Fprintf(out, "%d latent channels per token of %dx%d pixels, at most %s pixels and %s tokens of text\n"+
+	fmt.Fprintf(out, "\n%s%d latent channels per token of %dx%d pixels, at most %s pixels and %s tokens of text\n"+
 		"defaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
-		info.LatentChannels, info.PixelsPerToken, info.PixelsPerToken, present.Thousands(info.MaxPixels),
-		present.Thousands(info.MaxPromptTokens), info.Height, info.Width, info.NumInferenceSteps, info.TrueCFGScale,
-		info.NegativePrompt)
+		present.When(info.Vocabulary > 0, "vocabulary %d, ", info.Vocabulary), info.LatentChannels, info.PixelsPerToken,
+		info.PixelsPerToken, present.Thousands(info.MaxPixels), present.Thousands(info.MaxPromptTokens), info.Height,
+		info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
 	fmt.Fprintf(out, "guidance %s, conditioning %s of at most %s a prompt, %s a token\n", info.CFGRule,
 		strings.Join(conditioningOf(info.Card), ", "), present.Size(int(info.ConditioningBytes)),
 		present.Size(int(info.ConditioningTokenBytes)))
-	if info.Prompts > 1 {
-		fmt.Fprintf(out, "up to %d texts a prompt\n", info.Prompts)
-	}
-	if info.BoundaryRatio > 0 {
-		fmt.Fprintf(out, "a second network below sigma %g\n", info.BoundaryRatio)
-	}
-	if info.LatentsDType != "" {
-		fmt.Fprintf(out, "states of prompts are stored in %s by default\n", info.LatentsDType)
-	}
-	if info.Guidance > 0 {
-		fmt.Fprintf(out, "guidance input %g by default\n", info.Guidance)
-	}
-	if info.Grid != "" || info.Mu != "" {
-		fmt.Fprintf(out, "schedule %s, mu %s", cmp.Or(info.Grid, model.GridLinspace), cmp.Or(info.Mu, model.MuLinear))
-		if info.Mu == model.MuConstant {
-			fmt.Fprintf(out, " %g", info.ConstantMu)
-		}
-		fmt.Fprintln(out)
-	}
-	if differs := imageengine.ScheduleDiffers(info.Card); differs != "" {
-		fmt.Fprintf(out, "schedule differs: %s\n", differs)
-	} else if len(info.Told) > 0 {
-		fmt.Fprintln(out, "the schedule has the bits of the worker's diffusers")
-	}
-	if info.Prediction != "" {
-		fmt.Fprintf(out, "predicts %s\n", info.Prediction)
-	}
+	when(info.Prompts > 1, "up to %d texts a prompt", info.Prompts)
+	when(info.BoundaryRatio > 0, "a second network below sigma %g", info.BoundaryRatio)
+	when(info.LatentsDType != "", "states of prompts are stored in %s by default", info.LatentsDType)
+	when(info.Guidance > 0, "guidance input %g by default", info.Guidance)
+	when(info.Grid != "" || info.Mu != "", "schedule %s, mu %s%s", cmp.Or(info.Grid, model.GridLinspace),
+		cmp.Or(info.Mu, model.MuLinear), present.When(info.Mu == model.MuConstant, " %g", info.ConstantMu))
+	differs := imageengine.ScheduleDiffers(info.Card)
+	when(differs != "", "schedule differs: %s", differs)
+	when(differs == "" && len(info.Told) > 0, "the schedule has the bits of the worker's diffusers")
+	when(info.Prediction != "", "predicts %s", info.Prediction)
 	rows := "together: the bits of one depend on those beside it"
 	if info.IndependentRows {
 		rows = "each by itself"
 	}
 	fmt.Fprintf(out, "computed by %s, samples %s; one that is computed again may differ by %g\n",
-		cmp.Or(info.Backend, "this program"), rows,
-		info.Tolerance)
-	if info.MaxFrames > 1 {
-		fmt.Fprintf(out, "videos of %d frames by default, at most %d, 1 more than a multiple of %d; %g a second\n",
-			info.Frames,
-			info.MaxFrames, max(info.FramesPerToken, 1), info.FPS)
-	}
+		cmp.Or(info.Backend, "this program"), rows, info.Tolerance)
+	when(info.MaxFrames > 1, "videos of %d frames by default, at most %d, 1 more than a multiple of %d; %g a second",
+		info.Frames, info.MaxFrames, max(info.FramesPerToken, 1), info.FPS)
 	if p := info.Pipeline; p != nil {
-		fmt.Fprintf(out, "pipeline %s, steps in order %s; conditions %s; arguments %s\n", p.Class, p.RandomAccess,
+		when(true, "pipeline %s, steps in order %s; conditions %s; arguments %s", p.Class, p.RandomAccess,
 			inputs(p.Conditions), inputs(p.Arguments))
-		if p.RandomAccess != "" {
-			fmt.Fprintf(out, "tested at %d x %d, %d frames\n", p.Admitted.Height, p.Admitted.Width, p.Admitted.Frames)
-		}
+		when(p.RandomAccess != "", "tested at %d x %d, %d frames", p.Admitted.Height, p.Admitted.Width,
+			p.Admitted.Frames)
 	}
 	printReward(out, info.Reward)
 }
@@ -218,14 +197,8 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 func inputs(of []model.Input) string {
 	var list []string
 	for _, in := range of {
-		text := in.Name + " " + in.Type
-		if in.Required {
-			text += " *"
-		}
-		if in.Default != nil {
-			text += fmt.Sprintf(" = %v", in.Default)
-		}
-		list = append(list, text)
+		list = append(list, in.Name+" "+in.Type+present.When(in.Required, " *")+
+			present.When(in.Default != nil, " = %v", in.Default))
 	}
 	return cmp.Or(strings.Join(list, ", "), "none")
 }
@@ -233,15 +206,11 @@ func inputs(of []model.Input) string {
 // conditioningOf returns the names of a conditioning's tensors, each with that of its mask if the card names one.
 func conditioningOf(card model.Card) (names []string) {
 	for _, name := range card.Conditioning {
-		if mask := card.Masks[name]; mask != "" {
-			name += " (mask " + mask + ")"
-		}
-		names = append(names, name)
+		names = append(names, name+present.When(card.Masks[name] != "", " (mask %s)", card.Masks[name]))
 	}
 	return names
 }
 
-// printReward prints a model's default reward functions, if it has some.
 func printReward(out io.Writer, names []string) {
 	if len(names) > 0 {
 		fmt.Fprintf(out, "reward %s\n", strings.Join(names, ", "))

@@ -25,6 +25,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
+	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/pipeline"
 )
 
@@ -125,11 +126,8 @@ func (s *services) refuseFlags(why string) error {
 	var errs []error
 	s.flags.VisitAll(func(f *pflag.Flag) {
 		if f.Changed {
-			hint := ""
-			if f.Name == "model" {
-				hint = "; --lane names one of its lanes"
-			}
-			errs = append(errs, fmt.Errorf("--%s: %q; %s%s", f.Name, f.Value, why, hint))
+			errs = append(errs, fmt.Errorf("--%s: %q; %s%s", f.Name, f.Value, why,
+				present.When(f.Name == "model", "; --lane names one of its lanes")))
 		}
 	})
 	if len(errs) > 0 {
@@ -211,16 +209,13 @@ func (s services) serve(ctx context.Context, conn *connection, log zerolog.Logge
 	s.Sampler.Announced = func() { loaded(); s.announced() }
 	health.SetReady(true)
 	defer context.AfterFunc(ctx, func() { health.SetReady(false) })()
-	if err := pipeline.Run(ctx, conn.Bus, s.Config, log); errors.Is(err, model.ErrUnknown) ||
-		errors.Is(err, hub.ErrName) || errors.Is(err, devices.ErrUnavailable) {
+	err = pipeline.Run(ctx, conn.Bus, s.Config, log)
+	if errors.Is(err, model.ErrUnknown) || errors.Is(err, hub.ErrName) || errors.Is(err, devices.ErrUnavailable) {
 		return usage(err)
-	} else if err != nil {
-		return err
 	}
-	return nil
+	return err
 }
 
-// newRunID returns a unique run id that sorts by time.
 func newRunID() schemas.Run {
 	return schemas.Run("r" + time.Now().UTC().Format("20060102-150405") + "-" + shortToken())
 }

@@ -159,7 +159,6 @@ up, so samples that were made in between keep their version.`,
 	return c
 }
 
-// versionOf reads the argument VERSION.
 func versionOf(text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 {
@@ -188,13 +187,13 @@ func (k *pusher) push(
 		return withAdvice(ctx, conn.Bus, err)
 	}
 	news := p.PolicyVersion != before.PolicyVersion
-	if !k.json {
-		if !news {
-			fmt.Fprintf(out, "lane %s already has these weights, as version %d\n", p.Lane, p.PolicyVersion)
-		} else {
-			fmt.Fprintf(out, "lane %s: version %d after %d, weights %.12s\n", p.Lane, p.PolicyVersion,
-				before.PolicyVersion, p.WeightsDigest)
-		}
+	switch {
+	case k.json:
+	case !news:
+		fmt.Fprintf(out, "lane %s already has these weights, as version %d\n", p.Lane, p.PolicyVersion)
+	default:
+		fmt.Fprintf(out, "lane %s: version %d after %d, weights %.12s\n", p.Lane, p.PolicyVersion, before.PolicyVersion,
+			p.WeightsDigest)
 	}
 	var replicas []client.Replica
 	var late error
@@ -272,21 +271,15 @@ func policyListCommand(a *app) *cobra.Command {
 		Example: `  meander policy ls
   meander policy ls --lane signs --json`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			if lane != "" {
-				return a.listPolicies(c, conn, lane, "")
-			}
 			all, err := conn.Policies(c.Context())
 			if err != nil {
 				return err
 			}
-			if len(all) < 2 {
-				return a.listPolicies(c, conn, "", "")
+			if lane != "" || len(all) < 2 {
+				return a.listPolicies(c, conn, lane, "")
 			}
 			for i, p := range all {
-				title := fmt.Sprintf("lane %s\n", p.Lane)
-				if i > 0 {
-					title = "\n" + title
-				}
+				title := present.When(i > 0, "\n") + fmt.Sprintf("lane %s\n", p.Lane)
 				if err := a.listPolicies(c, conn, p.Lane, title); err != nil {
 					return err
 				}
@@ -393,11 +386,8 @@ func weightsLine(p *schemas.Policy) string {
 	if len(p.Weights) > 0 {
 		text = "weights " + p.Weights[0].Digest[:8]
 	}
-	if p.Adapter != nil {
-		text = "adapter " + p.Adapter.File.Digest[:8]
-		if p.Adapter.Scale != 1 {
-			text += fmt.Sprintf(" x %g", p.Adapter.Scale)
-		}
+	if a := p.Adapter; a != nil {
+		text = "adapter " + a.File.Digest[:8] + present.When(a.Scale != 1, " x %g", a.Scale)
 	}
 	if p.Rollback != nil {
 		text += fmt.Sprintf(", that of %d", *p.Rollback)
@@ -442,16 +432,12 @@ func policyShowCommand(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				found := false
-				for _, old := range history {
-					if old.PolicyVersion == version {
-						p, found = old, true
-					}
-				}
-				if !found {
+				i := slices.IndexFunc(history, func(p *schemas.Policy) bool { return p.PolicyVersion == version })
+				if i < 0 {
 					return usage(fmt.Errorf("VERSION: %d; must be one of lane %s: %s", version, p.Lane,
 						client.Versions(history)))
 				}
+				p = history[i]
 			}
 			answers, err := conn.Applied(c.Context(), p.Lane)
 			if err != nil {
@@ -463,14 +449,6 @@ func policyShowCommand(a *app) *cobra.Command {
 	c.Flags().StringVar((*string)(&lane), "lane", "",
 		"lane; default the only lane, or the only one that samplers serve now")
 	return c
-}
-
-// pathOf says where in the shared folder a file of weights is; nothing of a blob.
-func pathOf(w schemas.WeightsFile) string {
-	if w.Path == "" {
-		return ""
-	}
-	return ", by path: " + w.Path
 }
 
 // printPolicy prints a version and the samplers' answers to it.
@@ -496,7 +474,8 @@ func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.A
 		}
 	}
 	for _, w := range p.Weights {
-		line("weights of", "%s, %s%s", w.Digest, present.Size(w.Size), pathOf(w))
+		line("weights of", "%s, %s%s", w.Digest, present.Size(w.Size),
+			present.When(w.Path != "", ", by path: %s", w.Path))
 	}
 	if p.Parent != nil {
 		line("follows", "%d", *p.Parent)
@@ -513,10 +492,7 @@ func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.A
 		if r.Canary != nil && r.State == schemas.AppliedApplied {
 			text += fmt.Sprintf(", canary %.12s of norm %.6g", r.Canary.Digest, r.Canary.Norm)
 		}
-		if r.Error != "" {
-			text += ": " + r.Error
-		}
-		line(r.Instance, "%s", text)
+		line(r.Instance, "%s", text+present.When(r.Error != "", ": %s", r.Error))
 	}
 	t.Print(out)
 	return nil

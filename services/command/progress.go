@@ -23,17 +23,78 @@ import (
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
-// progress shows how far a run is: a bar on a terminal, else a line every few seconds. It counts steps by their
-// subjects and reads no latents.
+// meter shows how far something is: a bar on a terminal, else a line every few seconds.
+type meter struct {
+	out   io.Writer
+	bars  *mpb.Progress
+	bar   *mpb.Bar // nil: there is none
+	line  func() string
+	ended chan struct{}
+}
+
+// start shows a bar with these parts, or line from time to time, until close. machine: there is no bar, even on a
+// terminal.
+func (m *meter) start(machine bool, total int, line func() string, parts ...mpb.BarOption) {
+	out, ended := m.out, make(chan struct{})
+	m.line, m.ended = line, ended
+	if boot.IsTerminal(out) && !machine {
+		if f, ok := boot.File(out); ok { // it moves the cursor
+			out = f
+		}
+		m.bars = mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
+		m.bar = m.bars.New(int64(total), mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"),
+			parts...)
+		return
+	}
+	go func() {
+		tick := time.NewTicker(5 * time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ended:
+				return
+			case <-tick.C:
+				fmt.Fprintln(out, line())
+			}
+		}
+	}()
+}
+
+func (m *meter) add(n int) {
+	if m.bar != nil {
+		m.bar.IncrBy(n)
+	}
+}
+
+// note prints a line, above the bar if there is one.
+func (m *meter) note(line string) {
+	out := m.out
+	if m.bar != nil {
+		out = m.bars
+	}
+	fmt.Fprintln(out, boot.Safe(line))
+}
+
+// close leaves the bar on the screen, or prints a last line; complete says that the bar should be full.
+func (m *meter) close(complete bool) {
+	close(m.ended)
+	if m.bar == nil {
+		fmt.Fprintln(m.out, m.line())
+		return
+	}
+	if complete {
+		m.bar.SetTotal(-1, true)
+	}
+	m.bar.Abort(false) // does nothing to a bar that has ended
+	m.bars.Wait()
+}
+
+// progress shows how far a run is. It counts steps by their subjects and reads no latents.
 type progress struct {
-	out    io.Writer
-	run    schemas.Run
-	total  int                  // groups
-	uids   map[schemas.UID]bool // open at the start; never changed after it
-	bars   *mpb.Progress
-	bar    *mpb.Bar
-	ended  chan struct{}
-	closed sync.Once
+	meter
+	run   schemas.Run
+	total int                  // groups
+	uids  map[schemas.UID]bool // open at the start; never changed after it
 
 	// tail is the end of the line. The bar reads it while it draws; as calls of the bar wait for that, a lock would
 	// deadlock.
@@ -49,54 +110,30 @@ type progress struct {
 	cut     bool // the run was cancelled: not all of its steps will come
 }
 
-// newProgress shows the progress of a run on out until close: a bar on a terminal, else a line from time to time.
-// machine: there is no bar, even on a terminal. m is the model that this process loads.
+// newProgress shows the progress of a run on out until end. machine: there is no bar, even on a terminal. m is the
+// model that this process loads.
 func newProgress(
 	out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes, m *loading,
 ) *progress {
 	p := &progress{
-		out: out, model: m, run: run, total: len(prompts), done: len(prompts) - o.Left(), uids: map[schemas.UID]bool{},
-		seen: map[string]bool{}, ended: make(chan struct{}),
+		meter: meter{out: out}, model: m, run: run, total: len(prompts), done: len(prompts) - o.Left(),
+		uids: map[schemas.UID]bool{}, seen: map[string]bool{},
 	}
 	for _, prompt := range prompts {
 		p.uids[prompt.UID] = o.Open(prompt.UID)
 	}
 	m.lines.Store(nil)
-	p.update()
-	if boot.IsTerminal(out) && !machine {
-		name := string(run) + " "
-		if present.Width(out) < 80 {
-			name = "" // the numbers matter more
-		}
-		p.bars, p.bar = newBar(out, 0,
-			mpb.PrependDecorators(decor.Name(name)),
-			mpb.AppendDecorators(
-				decor.CountersNoUnit("%d/%d steps"),
-				decor.Any(func(decor.Statistics) string { return "  " + *p.tail.Load() + p.model.String() }),
-				decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS),
-			))
-	} else {
-		go p.printRegularly()
+	p.change(func() {})
+	name := string(run) + " "
+	if present.Width(out) < 80 {
+		name = "" // the numbers matter more
 	}
+	p.start(machine, 0, p.text, mpb.PrependDecorators(decor.Name(name)), mpb.AppendDecorators(
+		decor.CountersNoUnit("%d/%d steps"),
+		decor.Any(func(decor.Statistics) string { return "  " + *p.tail.Load() + p.model.String() }),
+		decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS),
+	))
 	return p
-}
-
-// newBar returns a bar on a terminal.
-func newBar(out io.Writer, total int64, options ...mpb.BarOption) (*mpb.Progress, *mpb.Bar) {
-	if f, ok := boot.File(out); ok { // it moves the cursor
-		out = f
-	}
-	bars := mpb.New(mpb.WithOutput(out), mpb.WithWidth(32), mpb.WithRefreshRate(120*time.Millisecond))
-	return bars, bars.New(total, mpb.BarStyle().Lbound("[").Filler("=").Tip(">").Padding(" ").Rbound("]"), options...)
-}
-
-// endBar leaves the bar on the screen; complete says that it should be full.
-func endBar(bars *mpb.Progress, bar *mpb.Bar, complete bool) {
-	if complete {
-		bar.SetTotal(-1, true)
-	}
-	bar.Abort(false) // does nothing to a bar that has ended
-	bars.Wait()
 }
 
 // countEvents counts stored and new steps and rewards of the run, in the background until ctx ends.
@@ -130,21 +167,12 @@ const explainAfter = 15 * time.Second
 func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Duration) {
 	reader := newReader(ctx, b, false)
 	defer reader.Close()
-	tick := time.NewTicker(after)
-	defer tick.Stop()
 	told, before := map[string]bool{}, ""
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.ended:
-			return
-		case <-tick.C:
-		}
+	for bus.Pause(ctx, after) == nil {
 		p.mu.Lock()
-		steps, total := p.counts()
+		_, total := p.counts()
 		p.mu.Unlock()
-		now := fmt.Sprint(steps, total, *p.tail.Load(), p.model.String())
+		now := p.text()
 		if moved := now != before; moved || total == 0 {
 			before = now
 			continue
@@ -157,7 +185,7 @@ func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Dura
 			reason := strings.Map(withoutDigit, w.Says) // with another count it is the same
 			if !told[reason] {
 				told[reason] = true
-				p.note(boot.Safe(w.Text()))
+				p.note(w.Text())
 			}
 		}
 	}
@@ -196,62 +224,34 @@ func (p *progress) receiptHandler(known []string) nats.MsgHandler {
 	}
 }
 
-func (p *progress) expect(steps int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.steps += steps
-	p.update()
-}
+func (p *progress) expect(steps int) { p.change(func() { p.steps += steps }) }
 
 // countStep counts a step of the run's samples, once for all attempts at a sample.
 func (p *progress) countStep(subject string) {
 	a, _ := schemas.ParseSubject(subject)
-	if !p.uids[a.UID] {
-		return
+	if p.uids[a.UID] {
+		p.change(func() { p.seen[string(a.UID)+"."+a.Sample+"."+a.Step] = true })
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.seen[string(a.UID)+"."+a.Sample+"."+a.Step] = true
-	p.update()
 }
 
 // countReward counts a reward of the run. Samples that failed or were pruned have an event without one.
 func (p *progress) countReward(m *bus.Message) {
 	var r schemas.Reward
-	if bus.Fits(m, &r) != nil || r.Reward == nil || !p.uids[r.UID] {
-		return
+	if bus.Fits(m, &r) == nil && r.Reward != nil && p.uids[r.UID] {
+		p.change(func() { p.scored++ })
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.scored++
-	p.update()
-}
-
-func (p *progress) note(line string) {
-	out := p.out
-	if p.bars != nil {
-		out = p.bars
-	}
-	fmt.Fprintln(out, boot.Safe(line))
 }
 
 // cancelled notes that the missing steps will not come.
-func (p *progress) cancelled() {
+func (p *progress) cancelled() { p.change(func() { p.cut = true }) }
+
+func (p *progress) groups(done, refills int) { p.change(func() { p.done, p.refills = done, refills }) }
+
+// change changes the counts and shows them.
+func (p *progress) change(do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.cut = true
-	p.update()
-}
-
-func (p *progress) groups(done, refills int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.done, p.refills = done, refills
-	p.update()
-}
-
-// update shows the current counts. The caller holds p.mu, except newProgress.
-func (p *progress) update() {
+	do()
 	s := strconv.Itoa(p.scored) + " rewards  " + strconv.Itoa(p.done) + "/" + strconv.Itoa(p.total) + " groups"
 	if p.cut {
 		s += "  cancelled"
@@ -277,89 +277,45 @@ func (p *progress) counts() (steps, total int) {
 	return steps, total
 }
 
-// printRegularly prints a line of progress every few seconds, until close.
-func (p *progress) printRegularly() {
-	tick := time.NewTicker(5 * time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-p.ended:
-			return
-		case <-tick.C:
-			p.print()
-		}
-	}
-}
-
-func (p *progress) print() {
+// text is the progress as a line.
+func (p *progress) text() string {
 	p.mu.Lock()
 	steps, total := p.counts()
 	p.mu.Unlock()
-	fmt.Fprintf(p.out, "run %s: %d/%d steps  %s\n", p.run, steps, total, *p.tail.Load()+p.model.String())
+	return fmt.Sprintf("run %s: %d/%d steps  %s", p.run, steps, total, *p.tail.Load()+p.model.String())
 }
 
-// close ends the bar, or prints a last line of progress.
-func (p *progress) close() {
-	p.closed.Do(func() {
-		close(p.ended)
-		if p.bar == nil {
-			p.print()
-		} else {
-			p.mu.Lock()
-			whole := p.done == p.total && !p.cut
-			p.mu.Unlock()
-			endBar(p.bars, p.bar, whole)
-		}
-	})
+// end ends the bar, or prints a last line of progress.
+func (p *progress) end() {
+	p.mu.Lock()
+	whole := p.done == p.total && !p.cut
+	p.mu.Unlock()
+	p.close(whole)
 }
 
-// counted shows how many of a known number of things are done: a bar on a terminal, else a line from time to time.
+// counted shows how many of a known number of things are done.
 type counted struct {
-	out   io.Writer
-	name  string // begins each line; may be empty
-	unit  string
+	meter
 	total int
-	bars  *mpb.Progress
-	bar   *mpb.Bar
-
-	mu    sync.Mutex
-	done  int
-	shown time.Time
+	done  atomic.Int64
 }
 
-// newCounted shows the progress until close. machine: there is no bar, even on a terminal.
+// newCounted shows the progress until end, under a name, which may be empty. machine: there is no bar, even on a
+// terminal.
 func newCounted(out io.Writer, machine bool, name, unit string, total int) *counted {
-	p := &counted{out: out, name: name, unit: unit, total: total, shown: time.Now()}
-	if boot.IsTerminal(out) && !machine {
-		p.bars, p.bar = newBar(out, int64(total), mpb.PrependDecorators(decor.Name(name)),
-			mpb.AppendDecorators(decor.CountersNoUnit("%d/%d "+unit), decor.Name("  "),
-				decor.Elapsed(decor.ET_STYLE_MMSS)))
-	}
+	p := &counted{meter: meter{out: out}, total: total}
+	p.start(machine, total, func() string { return fmt.Sprintf("%s%d/%d %s", name, p.done.Load(), total, unit) },
+		mpb.PrependDecorators(decor.Name(name)), mpb.AppendDecorators(decor.CountersNoUnit("%d/%d "+unit),
+			decor.Name("  "), decor.Elapsed(decor.ET_STYLE_MMSS)))
 	return p
 }
 
-// count counts one more.
 func (p *counted) count() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.done++
-	if p.bar != nil {
-		p.bar.Increment()
-	} else if time.Since(p.shown) > 5*time.Second {
-		p.shown = time.Now()
-		p.print()
-	}
+	p.done.Add(1)
+	p.add(1)
 }
 
-func (p *counted) print() { fmt.Fprintf(p.out, "%s%d/%d %s\n", p.name, p.done, p.total, p.unit) }
-
-func (p *counted) close() {
-	if p.bar == nil {
-		p.print()
-		return
-	}
-	endBar(p.bars, p.bar, p.done == p.total)
-}
+func (p *counted) end() { p.close(int(p.done.Load()) == p.total) }
 
 // loading says how far this process is with loading its model.
 type loading struct {

@@ -133,7 +133,6 @@ func (p *promptFlags) registerGroups(f *pflag.FlagSet) {
 		"refill a group with the next prompts of the data set, not with the same prompt again")
 }
 
-// verbatim keeps the text of a flag as it is.
 func verbatim(s string) (any, error) { return s, nil }
 
 // deadline reads a duration from now, and returns Unix nanoseconds.

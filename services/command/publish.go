@@ -44,8 +44,7 @@ samples in the background; 'meander watch' shows them.`,
 				return err
 			}
 			if p.dryRun {
-				prompts := p.each(texts, c.InOrStdin(), false)
-				return a.dryRun(c.Context(), run, &p.datasetFlags, nil, prompts, c.OutOrStdout())
+				return a.dryRun(c, run, &p, nil, texts)
 			}
 			prompts, err := p.load(texts, c.InOrStdin(), false)
 			if err != nil {

@@ -168,13 +168,13 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, of string) (err er
 			err = play(m)
 		}
 		if err != nil {
-			shown.close()
+			shown.end()
 			return fmt.Errorf("replay of run %s, after %d of %s: %w", run, played, present.Count(total, "event"), err)
 		}
 		played++
 		shown.count()
 	}
-	shown.close()
+	shown.end()
 	if uint64(played) < total {
 		return fmt.Errorf("replay of run %s: %d of %s were played: the others were removed meanwhile", run, played,
 			present.Count(total, "event"))

@@ -212,7 +212,7 @@ func (r *rescorer) scoreAndWait(
 		fmt.Fprintf(stderr, "pass %s: %d of %d samples are scored already, resuming\n", r.pass, n, source.Size())
 	}
 	progress := newCounted(stderr, r.json, fmt.Sprintf("pass %s: ", r.pass), "samples", len(todo))
-	defer progress.close()
+	defer progress.end()
 
 	work, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

@@ -60,16 +60,8 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			if err := r.fetchPrompts(c.Context(), &r.prompts.datasetFlags); err != nil {
 				return err
 			}
-			if r.prompts.dryRun {
-				prompts := r.prompts.each(texts, c.InOrStdin(), true)
-				return r.dryRun(c.Context(), r.id, &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
-			}
-			prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
-			if err != nil {
-				return err
-			}
 			r.stdin = c.InOrStdin()
-			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
+			return r.start(c, texts)
 		},
 	}
 	addSection(c.Flags(), outputSection, func(f *pflag.FlagSet) {
@@ -83,7 +75,18 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 	return c
 }
 
-// output adds the flags --run and --out to f.
+// start runs the prompts of the command line and of the file, or prints what they would take.
+func (r *runner) start(c *cobra.Command, texts []string) error {
+	if r.prompts.dryRun {
+		return r.dryRun(c, r.id, &r.prompts, &r.services, texts)
+	}
+	prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
+	if err != nil {
+		return err
+	}
+	return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
+}
+
 func (r *runner) output(f *pflag.FlagSet) {
 	nameFlag(f, &r.id, "run", "", "run id; the same id again resumes the run; default a new id")
 	f.StringVar(&r.out, "out", "",
@@ -103,7 +106,6 @@ type runner struct {
 	stdin       io.Reader
 }
 
-// folder returns the folder for files; "" for none.
 func (r *runner) folder() string { return outFolder(r.out, r.id) }
 
 // check makes a run id if none was given, and checks the settings of the services.
@@ -263,7 +265,7 @@ func (r *runner) publishAndWait(ctx context.Context, conn *connection, own *serv
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	progress := newProgress(stderr, r.json, r.id, wanted, o, r.services.loading)
-	defer progress.close()
+	defer progress.end()
 	progress.countEvents(ctx, conn.Bus)
 	var watching sync.WaitGroup
 	defer watching.Wait()

@@ -219,7 +219,7 @@ func TestProgress_Cancelled(t *testing.T) {
 			want = "run r: 1/6 steps  0 rewards  1/1 groups  cancelled\n"
 		}
 		p.groups(1, 0)
-		p.close()
+		p.end()
 		if !strings.HasSuffix(out.String(), want) {
 			t.Errorf("cancelled %v: %q, want %q", cancelled, &out, want)
 		}

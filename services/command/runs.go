@@ -475,23 +475,14 @@ func (a *app) importRun(c *cobra.Command, conn *connection, f io.ReadSeeker, o e
 
 // printWarnings prints what an export does not have, what it has in vain, and of which run it is a pass.
 func printWarnings(out io.Writer, s *export.Summary) {
-	if s.SourceRun != "" {
-		fmt.Fprintf(out, "  a pass over run %s, which has the samples\n", s.SourceRun)
-	}
-	if s.MissingTrajectories > 0 {
-		fmt.Fprintf(out, "  the trajectories of %s missing: no longer stored\n",
-			present.Count(s.MissingTrajectories, "sample"))
-	}
-	if s.Missing > 0 {
-		fmt.Fprintf(out, "  %s missing: no longer stored at the time of the export\n", present.Count(s.Missing, "blob"))
-	}
-	if s.Refused > 0 {
-		fmt.Fprintf(out, "  prompts or controls that the services refuse: %d\n", s.Refused)
-	}
-	if s.LeftOut > 0 {
-		fmt.Fprintf(out, "  %s left out: no service reads them, for they are no valid events\n",
-			present.Count(s.LeftOut, "message"))
-	}
+	when, count := present.When, present.Count[int]
+	fmt.Fprint(out, when(s.SourceRun != "", "  a pass over run %s, which has the samples\n", s.SourceRun),
+		when(s.MissingTrajectories > 0, "  the trajectories of %s missing: no longer stored\n",
+			count(s.MissingTrajectories, "sample")),
+		when(s.Missing > 0, "  %s missing: no longer stored at the time of the export\n", count(s.Missing, "blob")),
+		when(s.Refused > 0, "  prompts or controls that the services refuse: %d\n", s.Refused),
+		when(s.LeftOut > 0, "  %s left out: no service reads them, for they are no valid events\n",
+			count(s.LeftOut, "message")))
 	for _, note := range s.Notes {
 		fmt.Fprintf(out, "    %s\n", note)
 	}

@@ -69,15 +69,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 				return usage(err)
 			}
 			r.prompts.images = &images{flag: "images", groups: groups}
-			if r.prompts.dryRun {
-				prompts := r.prompts.each(captions, c.InOrStdin(), true)
-				return r.dryRun(c.Context(), r.id, &r.prompts.datasetFlags, &r.services, prompts, c.OutOrStdout())
-			}
-			prompts, err := r.prompts.load(captions, c.InOrStdin(), true)
-			if err != nil {
-				return err
-			}
-			return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
+			return r.start(c, captions)
 		},
 	}
 	addSection(c.Flags(), outputSection, r.output)

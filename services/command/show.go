@@ -257,17 +257,13 @@ func segmentLine(t *schemas.Trajectory) string {
 	}
 	begin, end := t.Segment()
 	s := fmt.Sprintf("ran from %d to %d", begin, end)
-	if t.Start != nil {
-		if b := t.Start.Branch; b != nil {
-			s += fmt.Sprintf(", from the state that %s/%s/%d@%d stored", b.Run, b.UID, b.SampleIndex, b.StepIndex)
-		} else {
-			s += ", beginning with given states"
-		}
+	if t.Start != nil && t.Start.Branch != nil {
+		b := t.Start.Branch
+		s += fmt.Sprintf(", from the state that %s/%s/%d@%d stored", b.Run, b.UID, b.SampleIndex, b.StepIndex)
+	} else if t.Start != nil {
+		s += ", beginning with given states"
 	}
-	if !t.Decoded() {
-		s += "; no image, for the latents have noise in them"
-	}
-	return s
+	return s + present.When(!t.Decoded(), "; no image, for the latents have noise in them")
 }
 
 // attemptsLine says which attempts made the steps of a sample, if it was continued; "" if one attempt made all.
@@ -331,8 +327,6 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", outcomes.Group(adv), adv.Estimator, adv.Scale,
 			adv.StdBasis, adv.TrainedSteps, results.Number(adv.Mean, "%.6f"), results.Number(adv.Std, "%.6f"),
 			adv.Error)
-	}
-	if adv != nil {
 		t := present.New("SAMPLE", "STATUS", "REWARD", "ADVANTAGE", "TRAJECTORY")
 		for _, m := range adv.Members {
 			t.Row(m.SampleIndex, m.Status, results.Number(m.Reward, "%.6f"), results.Number(m.Advantage, "%+.6f"),

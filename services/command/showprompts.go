@@ -256,18 +256,12 @@ func conversationOf(r *dataset.Record) []lm.Message {
 
 // print writes it for people.
 func (p *promptsRead) print(out io.Writer) {
-	count := present.Count(p.Prompts, "prompt")
-	if !p.Whole {
-		count = "the first " + count
-	}
-	present.Linef(out, "%s: %s, %s; %s", p.File, p.Format, p.Form, count)
+	present.Linef(out, "%s: %s, %s; %s%s", p.File, p.Format, p.Form, present.When(!p.Whole, "the first "),
+		present.Count(p.Prompts, "prompt"))
 	table := present.New("COLUMN", "RECORDS", "TAKEN AS")
 	for _, column := range p.Columns {
-		use := column.Use
-		if column.Note != "" {
-			use += ", " + column.Note
-		}
-		table.Row(cmp.Or(boot.Safe(column.Name), "(no name)"), present.Thousands(column.Records), use)
+		table.Row(cmp.Or(boot.Safe(column.Name), "(no name)"), present.Thousands(column.Records),
+			column.Use+present.When(column.Note != "", ", %s", column.Note))
 	}
 	if len(p.Columns) > 0 {
 		fmt.Fprintln(out)
@@ -290,13 +284,10 @@ func (p *promptsRead) print(out io.Writer) {
 	}
 	if t := p.Tokens; t != nil {
 		fmt.Fprintln(out)
-		text := fmt.Sprintf("%s takes %s tokens; the longest prompt has %s", t.Model, present.Thousands(t.Most),
-			present.Thousands(t.Longest))
-		if t.TooLong > 0 {
-			text += fmt.Sprintf("; too long: %s, the first at line %s; shorten them, or leave them out",
-				present.Count(t.TooLong, "prompt"), strings.Trim(fmt.Sprint(t.Lines), "[]"))
-		}
-		present.Linef(out, "%s", text)
+		present.Linef(out, "%s takes %s tokens; the longest prompt has %s%s", t.Model, present.Thousands(t.Most),
+			present.Thousands(t.Longest), present.When(t.TooLong > 0,
+				"; too long: %s, the first at line %s; shorten them, or leave them out",
+				present.Count(t.TooLong, "prompt"), strings.Trim(fmt.Sprint(t.Lines), "[]")))
 	}
 }
 
@@ -331,21 +322,18 @@ func (r *readPrompt) write(out io.Writer) {
 
 // spaced returns a value as JSON on one line, with spaces where it may break.
 func spaced(v any) string {
-	var b strings.Builder
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent(" ", "")
-	if err := enc.Encode(v); err != nil {
-		return fmt.Sprint(v)
-	}
-	return strings.ReplaceAll(strings.TrimSuffix(b.String(), "\n"), "\n", "")
+	return strings.ReplaceAll(jsonWith(" ", v), "\n", "")
 }
 
 // inJSON returns a value as JSON, on one line.
-func inJSON(v any) string {
+func inJSON(v any) string { return jsonWith("", v) }
+
+// jsonWith returns a value as JSON, with line breaks that begin with a prefix; "": on one line.
+func jsonWith(prefix string, v any) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
+	enc.SetIndent(prefix, "")
 	if err := enc.Encode(v); err != nil {
 		return fmt.Sprint(v)
 	}

@@ -54,11 +54,8 @@ func describeStage(l *view.StageLine) string {
 	if l.Kind == schemas.StageInteraction {
 		return "interaction " + string(l.Lane)
 	}
-	what := fmt.Sprintf("%s of lane %s, version %d", l.Kind, l.Lane, l.Version)
-	if !l.Trained {
-		what += ", not trained"
-	}
-	return what
+	return fmt.Sprintf("%s of lane %s, version %d", l.Kind, l.Lane, l.Version) +
+		present.When(!l.Trained, ", not trained")
 }
 
 // samplesOf says which samples have a stage.
@@ -71,14 +68,11 @@ func samplesOf(l *view.StageLine) string {
 
 // advantageOf returns the advantage of a stage of a sample, of each of its tracks that has its own; "-": none.
 func advantageOf(l *view.StageLine) string {
-	list := []string{}
+	var list []string
 	for _, a := range l.Advantages {
 		list = append(list, strings.TrimSpace(a.Track+" "+results.Number(&a.Value, "%+.6f")))
 	}
-	if len(list) == 0 {
-		return "-"
-	}
-	return strings.Join(list, ", ")
+	return present.OrDash(strings.Join(list, ", "))
 }
 
 // outputOf says what a stage made.
@@ -107,11 +101,8 @@ func printSample(out io.Writer, g *view.Group, l *view.Line) {
 	line("%s, reward %s, advantage %s", l.Status, results.Number(l.Reward, "%.6f"),
 		results.Number(l.Advantage, "%+.6f"))
 	for _, s := range l.Scores {
-		read := ""
-		if s.Detail != "" {
-			read = fmt.Sprintf(" read %q", s.Detail)
-		}
-		line("  %s %s%s %s", s.Name, results.Number(s.Value, "%.6f"), read, s.Error)
+		line("  %s %s%s %s", s.Name, results.Number(s.Value, "%.6f"),
+			present.When(s.Detail != "", " read %q", s.Detail), s.Error)
 	}
 	if l.Error != "" {
 		line("%s", l.Error)
@@ -134,11 +125,7 @@ func printSample(out io.Writer, g *view.Group, l *view.Line) {
 	for _, s := range stages {
 		t := s.Trajectory()
 		fmt.Fprintln(out)
-		stands := ""
-		if s.Place == l.Place {
-			stands = ", stands for the sample"
-		}
-		line("stage %s: %s%s", s.Stage, describeStage(s), stands)
+		line("stage %s: %s%s", s.Stage, describeStage(s), present.When(s.Place == l.Place, ", stands for the sample"))
 		var more []view.Fact
 		if t.Text != nil {
 			for _, m := range t.Text.Settings.Messages[:max(1, len(t.Text.Settings.Messages))-1] {

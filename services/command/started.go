@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -133,12 +134,7 @@ func engineOf(digest string) string {
 }
 
 // adapterName returns the beginning of an adapter's digest, or none.
-func adapterName(digest string) string {
-	if digest == "" {
-		return "none"
-	}
-	return fmt.Sprintf("%.16s", digest)
-}
+func adapterName(digest string) string { return cmp.Or(fmt.Sprintf("%.16s", digest), "none") }
 
 // adapterDigest returns a digest of the adapter that the flags add to the checkpoint; "" without one. It fails if the
 // adapter cannot be read.

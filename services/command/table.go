@@ -52,18 +52,10 @@ func printRun(w io.Writer, r *results.Run) {
 	for _, line := range lines {
 		present.Lines(w, line)
 	}
-	if s.Trajectories > 0 {
-		fmt.Fprintf(w, "digest %s\n", s.Digest)
-	}
-	if s.NoMP4 != "" {
-		fmt.Fprintf(w, "no mp4  %s\n", s.NoMP4)
-	}
-	if s.Out != "" {
-		fmt.Fprintf(w, "results %s\n", filepath.Join(s.Out, "results.jsonl"))
-	}
-	if s.Sheet != "" {
-		fmt.Fprintf(w, "contact sheet %s\n", s.Sheet)
-	}
+	when := present.When
+	fmt.Fprint(w, when(s.Trajectories > 0, "digest %s\n", s.Digest), when(s.NoMP4 != "", "no mp4  %s\n", s.NoMP4),
+		when(s.Out != "", "results %s\n", filepath.Join(s.Out, "results.jsonl")),
+		when(s.Sheet != "", "contact sheet %s\n", s.Sheet))
 }
 
 // printGroups shows every sample of the groups of a small run, the best first: its reward, the single scores if there
@@ -73,20 +65,10 @@ func printGroups(w io.Writer, r *results.Run) {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		head := paintStatus(w, g.Status)
-		if rolled := len(g.Members) > 0 && g.Members[0].Roll != nil; g.Mean != nil && !rolled {
-			head += fmt.Sprintf(", mean reward %s, std %s", results.Number(g.Mean, "%.3f"),
-				results.Number(g.Std, "%.3f"))
-			if g.Std != nil {
-				head += fmt.Sprintf(" (%s)", g.StdLabel())
-			}
-		}
-		if g.Group != "" {
-			head += ", replaced by " + string(g.Group)
-		}
-		if g.Error != "" {
-			head += ": " + present.FirstLine(g.Error)
-		}
+		when, mean := present.When, g.Mean != nil && (len(g.Members) == 0 || g.Members[0].Roll == nil)
+		head := paintStatus(w, g.Status) + when(mean, ", mean reward %s, std %s", results.Number(g.Mean, "%.3f"),
+			results.Number(g.Std, "%.3f")) + when(mean && g.Std != nil, " (%s)", g.StdLabel()) +
+			when(g.Group != "", ", replaced by %s", g.Group) + when(g.Error != "", ": %s", present.FirstLine(g.Error))
 		prompt := present.Cut(printable(g.Prompt), present.LineWidth(w)) // results.jsonl has the whole text
 		if line := prompt + "  " + head; present.Columns(line) <= present.LineWidth(w) {
 			fmt.Fprintln(w, line)
@@ -150,9 +132,7 @@ func paintStatus(out io.Writer, status string) string {
 
 // printNotes writes what is below the samples of a group: how many are not shown, and lines about them.
 func printNotes(w io.Writer, more int, lines []string) {
-	if more > 0 {
-		fmt.Fprintf(w, "  and %s\n", present.Count(more, "more sample"))
-	}
+	fmt.Fprint(w, present.When(more > 0, "  and %s\n", present.Count(more, "more sample")))
 	for _, line := range lines {
 		present.Linef(w, "  %s", line)
 	}
@@ -194,12 +174,8 @@ func detailLines(members []view.Member) []string {
 func failures(m *view.Member) (reasons []string) {
 	var said string
 	if m.Status != schemas.StatusScored {
-		reason := m.Status
-		if m.Error != "" {
-			said = present.FirstLine(m.Error)
-			reason += ": " + said
-		}
-		reasons = append(reasons, reason)
+		said = present.FirstLine(m.Error)
+		reasons = append(reasons, m.Status+present.When(said != "", ": %s", said))
 	}
 	for _, s := range m.Scores {
 		if why := present.FirstLine(s.Error); s.Status == schemas.StatusFailed && !strings.Contains(said, why) {
@@ -256,10 +232,7 @@ func printLines(w io.Writer, r *results.Run) {
 			kinds[g.StdLabel()] = true
 		}
 	}
-	std := "STD"
-	if len(kinds) == 1 {
-		std += fmt.Sprintf(" (%s)", slices.Collect(maps.Keys(kinds))[0])
-	}
+	std := "STD" + present.When(len(kinds) == 1, " (%s)", strings.Join(sortedKeys(kinds), ""))
 	// Status, mean and std take some 27 columns and the heading, a sample about 14.
 	shown := min(max((columns-widest-replaced-27-len(std))/14, 1), fewSamples)
 	t := &present.Table{}
@@ -272,10 +245,7 @@ func printLines(w io.Writer, r *results.Run) {
 	row("GROUP", "REPLACED BY", "STATUS", "MEAN", std, "REWARD (ADVANTAGE)")
 	var all []view.Member
 	for _, g := range r.Groups {
-		std := results.Number(g.Std, "%.3f")
-		if len(kinds) > 1 && g.Std != nil {
-			std += fmt.Sprintf(" (%s)", g.StdLabel())
-		}
+		std := results.Number(g.Std, "%.3f") + present.When(len(kinds) > 1 && g.Std != nil, " (%s)", g.StdLabel())
 		row(present.Cut(string(g.UID), widest), present.Cut(present.OrDash(g.Group), replaced), g.Status,
 			results.Number(g.Mean, "%.3f"), std, membersCell(g, shown))
 		all = append(all, g.Members...)
@@ -380,10 +350,7 @@ func summaryLines(s *results.Summary) []string {
 		number := func(name string) string { return results.Number(new(m["critic/rewards/"+name]), "%.3f") }
 		line := fmt.Sprintf("reward %s (%s to %s), std in a group %s (population), %.0f %% of groups without variance",
 			number("mean"), number("min"), number("max"), number("std_mean"), 100*m["critic/rewards/zero_std_ratio"])
-		if s.Refills > 0 {
-			line += fmt.Sprintf(", %s refilled", present.Count(s.Refills, "group"))
-		}
-		lines = append(lines, line)
+		lines = append(lines, line+present.When(s.Refills > 0, ", %s refilled", present.Count(s.Refills, "group")))
 	}
 	evaluations := map[string][]string{} // by source and score
 	for _, name := range slices.Sorted(maps.Keys(m)) {

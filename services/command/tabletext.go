@@ -170,10 +170,7 @@ func tokensLine(e *schemas.Tokens) string {
 	if l := e.Logits; l != nil {
 		what += fmt.Sprintf(" logits %s %s %v", l.Form, l.Values.DType, l.Values.Shape)
 	}
-	if e.FinishReason != "" {
-		what += "  " + e.FinishReason
-	}
-	return strings.TrimSpace(what)
+	return strings.TrimSpace(what + "  " + e.FinishReason)
 }
 
 // describeText says in a few lines with which settings a group of texts was requested.
@@ -210,11 +207,9 @@ func logitsLine(s *schemas.TextRequest) string {
 	if s.Logits == nil {
 		return "none"
 	}
-	line := fmt.Sprintf("%s, %d of a token, %s %s", s.Logits.Form, s.PerToken(), s.LogitsKind(), s.Logits.DType)
-	if answers := s.Logits.Answers; len(answers) > 0 {
-		line += fmt.Sprintf(", of the answers %v", answers)
-	}
-	return line
+	answers := s.Logits.Answers
+	return fmt.Sprintf("%s, %d of a token, %s %s", s.Logits.Form, s.PerToken(), s.LogitsKind(), s.Logits.DType) +
+		present.When(len(answers) > 0, ", of the answers %v", answers)
 }
 
 // printTokens shows the answers of the samples, and the tokens with their log-probs by position.
@@ -247,12 +242,11 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 	for at := range min(longest, mostTokens) {
 		cells := []any{at}
 		for _, x := range texts {
-			cell := ""
+			cell, logProbs := "", x.LogProbs
+			if processed {
+				logProbs = x.ProcessedLogProbs
+			}
 			if k := nthGenerated(x, at); k >= 0 {
-				logProbs := x.LogProbs
-				if processed {
-					logProbs = x.ProcessedLogProbs
-				}
 				cell = fmt.Sprintf("%d %s", x.IDs[k], logProbText(logProbs[k], "%.4f"))
 			}
 			cells = append(cells, cell)
@@ -260,9 +254,7 @@ func printTokens(out io.Writer, trajectories []*schemas.Trajectory) {
 		table.Row(cells...)
 	}
 	table.Print(out)
-	if longest > mostTokens {
-		fmt.Fprintf(out, "  and %s\n", present.Count(longest-mostTokens, "more token"))
-	}
+	fmt.Fprint(out, present.When(longest > mostTokens, "  and %s\n", present.Count(longest-mostTokens, "more token")))
 }
 
 // printConversation shows what a model and its interaction said to each other, with the score of each answer.
@@ -281,13 +273,8 @@ func printConversation(out io.Writer, x *schemas.TextResult) {
 			score = fmt.Sprintf("score %.4g", *t.Score)
 		}
 		fmt.Fprintf(out, "      answer %d  %s  %s\n", i/2, present.Cut(printable(t.Text), columns), score)
-		if t.Reply != "" {
-			said := ""
-			if i == len(x.Turns)-1 {
-				said = "  (after the last answer)"
-			}
-			fmt.Fprintf(out, "      %s says  %s%s\n", with.Name, present.Cut(printable(t.Reply), columns), said)
-		}
+		fmt.Fprint(out, present.When(t.Reply != "", "      %s says  %s%s\n", with.Name,
+			present.Cut(printable(t.Reply), columns), present.When(i == len(x.Turns)-1, "  (after the last answer)")))
 	}
 	fmt.Fprintf(out, "      ended: %s\n", x.Conversation)
 }

@@ -96,11 +96,7 @@ type topLines struct {
 }
 
 func (t *topLines) add(c present.Colour, text string) {
-	text = strings.TrimRight(showable(text), " ")
-	if present.Columns(text) > t.columns {
-		text = present.Cut(text, t.columns)
-	}
-	t.lines = append(t.lines, topLine{c, text})
+	t.lines = append(t.lines, topLine{c, fit(strings.TrimRight(showable(text), " "), t.columns)})
 }
 
 // wrap adds a text in as many lines as it needs: nothing of it is cut. The first begins with lead, all others with as
@@ -184,10 +180,7 @@ func (v *topView) addHead(t *topLines, live bool) {
 	if !live {
 		clock = v.now.Format("2006-01-02 15:04:05")
 	}
-	left := "meander top  " + showable(v.where)
-	if room := t.columns - present.Columns(clock) - 2; present.Columns(left) > room {
-		left = present.Cut(left, room)
-	}
+	left := fit("meander top  "+showable(v.where), t.columns-present.Columns(clock)-2)
 	gap := max(1, t.columns-present.Columns(left)-present.Columns(clock))
 	t.add(present.Bold, left+strings.Repeat(" ", gap)+clock)
 	switch {
@@ -202,27 +195,19 @@ var runColumns = []string{"STATE", "GROUPS", "SAMPLES", "STEPS/MIN", "MEAN"}
 
 // runCells returns the columns of a run, its name aside. Without progress, they are of what is stored.
 func runCells(r *view.Run) []string {
-	p := r.Progress
-	if p == nil {
-		return []string{
-			stateOf(r), done(int64(r.Groups-r.Open), 0, int64(r.Groups)), strconv.Itoa(r.Samples), "-",
-			results.Number(r.Mean, "%.4f"),
-		}
+	groups, samples := done(int64(r.Groups-r.Open), 0, int64(r.Groups)), strconv.Itoa(r.Samples)
+	rate, mean := "-", r.Mean
+	if p := r.Progress; p != nil {
+		made, closed := p.Stages[1], p.Stages[3]
+		groups, samples = done(closed.Done, closed.Lost, closed.Of), done(made.Done, made.Lost, made.Of)
+		rate, mean = fmt.Sprintf("%.0f", p.StepsPer), p.Mean
 	}
-	made, closed := p.Stages[1], p.Stages[3]
-	return []string{
-		stateOf(r), done(closed.Done, closed.Lost, closed.Of), done(made.Done, made.Lost, made.Of),
-		fmt.Sprintf("%.0f", p.StepsPer),
-		results.Number(p.Mean, "%.4f"),
-	}
+	return []string{stateOf(r), groups, samples, rate, results.Number(mean, "%.4f")}
 }
 
 // done says how much of something there is, and how much there will not be.
 func done(n, lost, of int64) string {
-	if lost > 0 {
-		return fmt.Sprintf("%d/%d -%d", n, of, lost)
-	}
-	return fmt.Sprintf("%d/%d", n, of)
+	return fmt.Sprintf("%d/%d", n, of) + present.When(lost > 0, " -%d", lost)
 }
 
 // stateOf returns the state of a run, or what holds it up.
@@ -248,13 +233,17 @@ func runTable(runs []*view.Run, columns int) []string {
 	return t.Rows(columns - 2) // the mark of the chosen run is before it
 }
 
-// fill returns a text of exactly that many columns: cut, or with blanks after it (before it: right).
-func fill(text string, columns int, right bool) string {
-	text = showable(text)
+// fill returns a text of exactly that many columns: cut, or with blanks after it.
+func fill(text string, columns int) string {
+	return present.Pad(fit(showable(text), columns), columns, false)
+}
+
+// fit returns a text, cut where it is wider.
+func fit(text string, columns int) string {
 	if present.Columns(text) > columns {
-		text = present.Cut(text, columns)
+		return present.Cut(text, columns)
 	}
-	return present.Pad(text, columns, right)
+	return text
 }
 
 // addRuns adds the runs in at most so many lines, around the chosen one; 0: in as many as they need.
@@ -342,7 +331,7 @@ func addBars(t *topLines, p *view.Progress) {
 				full = int(min(s.Done, s.Of) * int64(length) / s.Of)
 			}
 			bar := strings.Repeat("█", full) + strings.Repeat("░", length-full)
-			cells = append(cells, fill(s.Name, name, false)+" "+bar+" "+fill(tails[j], widest, false))
+			cells = append(cells, fill(s.Name, name)+" "+bar+" "+fill(tails[j], widest))
 		}
 		t.add("", strings.Repeat(" ", indent)+strings.Join(cells, strings.Repeat(" ", gap)))
 	}
@@ -391,41 +380,27 @@ func (v *topView) addServices(t *topLines) {
 	t.title("STREAMS AND SERVICES")
 	addStreams(t, x)
 	n := len(t.lines)
+	when := present.When
 	for _, l := range x.Lanes {
 		weights := "no weights"
 		if l.Current != nil {
-			weights = fmt.Sprintf("version %d", l.Current.Version)
-			if l.Served != l.Current.Version && l.Samplers > 0 {
-				weights += fmt.Sprintf(", %d is served", l.Served)
-			}
+			weights = fmt.Sprintf("version %d", l.Current.Version) +
+				when(l.Served != l.Current.Version && l.Samplers > 0, ", %d is served", l.Served)
 		}
-		says := fmt.Sprintf("lane %s: %s, %s", l.Lane, weights, present.Count(l.Samplers, "sampler"))
-		if !x.Mirror {
-			says += fmt.Sprintf(", %s to do", present.Count(l.Backlog, "sample"))
-		}
-		t.add("", says)
+		t.add("", fmt.Sprintf("lane %s: %s, %s", l.Lane, weights, present.Count(l.Samplers, "sampler"))+
+			when(!x.Mirror, ", %s to do", present.Count(l.Backlog, "sample")))
 	}
 	for _, p := range x.Present {
-		line := p.Service + " " + p.Instance
-		if p.Lane != "" {
-			line += ": lane " + string(p.Lane)
-		}
-		if p.Backend != "" {
-			line += " on " + p.Backend
-		}
+		line := p.Service + " " + p.Instance + when(p.Lane != "", ": lane %s", p.Lane) + when(p.Backend != "", " on %s",
+			p.Backend)
 		if p.Loading != nil {
 			line += fmt.Sprintf(", loads version %d", *p.Loading)
 		}
-		if p.Draining {
-			line += ", ends"
-		}
+		line += when(p.Draining, ", ends")
 		if p.Room != nil && p.Room.Waiting > 0 {
 			line += ", " + present.Count(p.Room.Waiting, "sample") + " without room"
 		}
-		if len(p.Reward) > 0 {
-			line += ": " + strings.Join(p.Reward, " ")
-		}
-		t.wrap("", "", line)
+		t.wrap("", "", line+when(len(p.Reward) > 0, ": %s", strings.Join(p.Reward, " ")))
 	}
 	if len(t.lines) == n {
 		t.add("", "no sampler and no reward service")
@@ -434,12 +409,11 @@ func (v *topView) addServices(t *topLines) {
 
 // addStreams adds the streams that are nearly full, and how many dead letters there are.
 func addStreams(t *topLines, x *view.System) {
-	says := "no stream is nearly full"
+	n := len(t.lines)
 	for _, s := range x.Streams {
 		if s.State != bus.StateNearlyFull && s.State != bus.StateFull {
 			continue
 		}
-		says = ""
 		of := present.Count(s.MaxMessages, "message")
 		if s.MaxBytes > 0 {
 			of = present.Size(s.MaxBytes)
@@ -447,8 +421,8 @@ func addStreams(t *topLines, x *view.System) {
 		t.wrap(present.Yellow, "", fmt.Sprintf("%s is %s: %s, %s; its limit is %s", s.Name, s.State,
 			present.Count(s.Messages, "message"), present.Size(s.Bytes), of))
 	}
-	if says != "" {
-		t.add("", says)
+	if len(t.lines) == n {
+		t.add("", "no stream is nearly full")
 	}
 	if x.Dead > 0 {
 		t.wrap(present.Yellow, "", present.Count(x.Dead, "dead letter")+"; 'meander dead ls' lists them")

@@ -80,18 +80,10 @@ type pageFlags struct {
 
 // add adds the flags.
 func (p *pageFlags) add(f *pflag.FlagSet) {
-	f.StringVar(
-		&p.Listen,
-		p.prefix+"listen",
-		p.Listen,
-		"address of the page; beyond this machine it needs a token in "+pageToken,
-	)
-	f.StringArrayVar(
-		&p.Hosts,
-		p.prefix+"host",
-		nil,
-		"name by which browsers reach the page, besides localhost and addresses in numbers; may be repeated",
-	)
+	f.StringVar(&p.Listen, p.prefix+"listen", p.Listen,
+		"address of the page; beyond this machine it needs a token in "+pageToken)
+	f.StringArrayVar(&p.Hosts, p.prefix+"host", nil,
+		"name by which browsers reach the page, besides localhost and addresses in numbers; may be repeated")
 	f.StringVar(&p.tokenizer, p.prefix+"tokenizer", "",
 		"folder of a language model, whose tokenizer shows tokens as text; default the model of the pipeline")
 	f.BoolVar(&p.Admin, p.prefix+"admin", false,

@@ -11,6 +11,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -212,18 +213,13 @@ func (j verdictLine) toEvent(ctx context.Context, b *bus.Bus, run schemas.Run) (
 		return nil, errors.New("it has no external reward function")
 	case j.Name == "" && len(names) > 1:
 		return nil, fmt.Errorf("it waits for %s; say which with --name", strings.Join(names, " and "))
-	case j.Name == "":
-		j.Name = names[0]
+	case j.Name != "" && !slices.Contains(names, j.Name):
+		return nil, fmt.Errorf("name %q; it waits for %s", j.Name, strings.Join(names, " and "))
 	}
-	for _, name := range names {
-		if name == j.Name {
-			return &schemas.Verdict{
-				Run: run, UID: j.UID, SampleIndex: *j.SampleIndex, Name: j.Name, Value: j.Value,
-				Error: j.Error, Comment: j.Comment, Author: j.Author, At: time.Now().UnixNano(),
-			}, nil
-		}
-	}
-	return nil, fmt.Errorf("name %q; it waits for %s", j.Name, strings.Join(names, " and "))
+	return &schemas.Verdict{
+		Run: run, UID: j.UID, SampleIndex: *j.SampleIndex, Name: cmp.Or(j.Name, names[0]), Value: j.Value,
+		Error: j.Error, Comment: j.Comment, Author: j.Author, At: time.Now().UnixNano(),
+	}, nil
 }
 
 // showWaiting lists the samples of a run that wait for a verdict; with dir it also writes their images there.

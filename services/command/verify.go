@@ -204,13 +204,9 @@ func printReport(out io.Writer, r *verify.Report) {
 		{r.ConditioningGone, "tensors of texts are gone"},
 		{r.Unscored, "numbers that the server did not give"},
 	} {
-		if part.n > 0 {
-			fmt.Fprintf(out, ", %d %s", part.n, part.what)
-		}
+		fmt.Fprint(out, present.When(part.n > 0, ", %d %s", part.n, part.what))
 	}
-	if r.Versions > 0 {
-		fmt.Fprintf(out, ", %s fetched", present.Count(r.Versions, "pushed version"))
-	}
+	fmt.Fprint(out, present.When(r.Versions > 0, ", %s fetched", present.Count(r.Versions, "pushed version")))
 	switch {
 	case r.Drawn > 0:
 		fmt.Fprintf(out,
@@ -231,23 +227,17 @@ func printReport(out io.Writer, r *verify.Report) {
 	} else {
 		fmt.Fprintln(out)
 	}
-	if r.Conditionings > 0 {
-		fmt.Fprintf(out, "%d prompt embeddings and masks compared, max distance = %g\n", r.Conditionings,
-			r.MaxConditioning)
-	}
-	if r.Rolled > 0 {
-		fmt.Fprintf(out, "%d states of scheduled sampling rolled again, max distance = %g\n", r.Rolled, r.MaxRolled)
-	}
+	fmt.Fprint(out, present.When(r.Conditionings > 0, "%d prompt embeddings and masks compared, max distance = %g\n",
+		r.Conditionings, r.MaxConditioning))
+	fmt.Fprint(out, present.When(r.Rolled > 0, "%d states of scheduled sampling rolled again, max distance = %g\n",
+		r.Rolled, r.MaxRolled))
 	fmt.Fprintf(out, "%d mismatches\n", len(r.Mismatches))
 	for i, m := range r.Mismatches {
 		if i == 20 {
 			fmt.Fprintf(out, "  and %d more, see --json\n", len(r.Mismatches)-i)
 			break
 		}
-		stage := ""
-		if m.Stage != "" {
-			stage = " " + string(m.Stage)
-		}
-		fmt.Fprintf(out, "  %s #%d%s step %d: %s\n", m.UID, m.SampleIndex, stage, m.StepIndex, m.What)
+		fmt.Fprintf(out, "  %s #%d%s step %d: %s\n", m.UID, m.SampleIndex, present.When(m.Stage != "", " %s", m.Stage),
+			m.StepIndex, m.What)
 	}
 }

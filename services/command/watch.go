@@ -251,12 +251,8 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		}
 		line = fmt.Sprintf("%s #%v step %d/%d %-4s sigma %.4f -> %.4f  log_prob %s", e.UID, e.Place(),
 			e.StepIndex+1, e.NumInferenceSteps, e.Transition, e.Sigma, e.SigmaNext, results.Number(e.LogProb, "%.6f"))
-		if kept != nil {
-			line += "  latents " + strings.Join(kept, ",")
-		}
-		if e.Checkpoint != nil {
-			line += "  checkpoint"
-		}
+		line += present.When(kept != nil, "  latents %s", strings.Join(kept, ",")) +
+			present.When(e.Checkpoint != nil, "  checkpoint")
 	case *schemas.Tokens:
 		line = tokensLine(e)
 	case *schemas.Trajectory:
@@ -264,18 +260,18 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 	case *schemas.Reward:
 		line = fmt.Sprintf("%s #%d %s %s %s", e.UID, e.SampleIndex, e.Status, results.Number(e.Reward, "%.4f"), e.Error)
 	case *schemas.Advantage:
-		cells := make([]string, len(e.Members))
-		for i, member := range e.Members {
-			cells[i] = results.Number(member.Advantage, "%+.2f")
+		var cells []string
+		for _, member := range e.Members {
+			cells = append(cells, results.Number(member.Advantage, "%+.2f"))
 		}
-		line = fmt.Sprintf("%s %s mean %s std %s  [%s]", e.UID, outcomes.Group(e), results.Number(e.Mean, "%.4f"),
-			results.Number(e.Std, "%.4f"), strings.Join(cells, " "))
+		line = fmt.Sprintf("%s %s mean %s std %s  %v", e.UID, outcomes.Group(e), results.Number(e.Mean, "%.4f"),
+			results.Number(e.Std, "%.4f"), cells)
 		for _, c := range e.Credits {
-			cells := make([]string, len(c.Values))
-			for i, v := range c.Values {
-				cells[i] = results.Number(v, "%+.2f")
+			cells = nil
+			for _, v := range c.Values {
+				cells = append(cells, results.Number(v, "%+.2f"))
 			}
-			line += fmt.Sprintf("  %s [%s]", strings.TrimSpace(string(c.Stage)+" "+c.Track), strings.Join(cells, " "))
+			line += fmt.Sprintf("  %s %v", strings.TrimSpace(string(c.Stage)+" "+c.Track), cells)
 		}
 	case *schemas.Batch:
 		line = fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
@@ -293,10 +289,7 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 
 // trajectoryLine is eventLine for a sample that has ended.
 func trajectoryLine(e *schemas.Trajectory) string {
-	attempts := ""
-	if n := len(e.Attempts()); n > 1 {
-		attempts = fmt.Sprintf(" of %d attempts, the last", n)
-	}
+	n := len(e.Attempts())
 	took := time.Duration(e.Timings.Finished - e.Timings.Started).Round(time.Millisecond)
 	if e.Text != nil && e.StopReason == schemas.StopCompleted {
 		made := present.Count(e.Text.Generated(), "token")
@@ -307,5 +300,5 @@ func trajectoryLine(e *schemas.Trajectory) string {
 			conversationLine(e.Text.Turns))
 	}
 	return strings.TrimSpace(fmt.Sprintf("%s #%v %s, %d steps%s in %v %s", e.UID, e.Place(), e.StopReason,
-		len(e.Steps), attempts, took, e.Error))
+		len(e.Steps), present.When(n > 1, " of %d attempts, the last", n), took, e.Error))
 }

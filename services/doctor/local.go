@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"runtime"
 	"strings"
 
@@ -56,14 +57,10 @@ func checkModelFolder(ctx context.Context, o *Options, say *notes) {
 		say.add(Fault, "see 'meander model info "+o.Model+"'", "%v", err)
 		return
 	}
-	bytes, complete := checkModelFiles(o, say, dir, info)
-	if !complete {
-		return
-	}
-	if bytes > mostOpened {
-		say.ok("%s in %s is complete: %s", info.Name, dir, boot.Bytes(bytes).Rough())
-		say.add(Unchecked, "samplers read and hash all of it when they start",
-			"weights of %s are not read here, nor their digest compared", boot.Bytes(bytes).Rough())
+	if bytes, complete := checkModelFiles(o, say, dir, info); !complete || bytes > mostOpened {
+		if complete {
+			reportUnread(say, bytes, info.Name+" in "+dir, "")
+		}
 		return
 	}
 	m, err := families.All().Open(o.Model, model.Options{})
@@ -72,10 +69,15 @@ func checkModelFolder(ctx context.Context, o *Options, say *notes) {
 		return
 	}
 	say.ok("%s in %s loads, weights %.12s", info.Name, dir, m.Card().WeightsDigest)
-	checkSameWeights(ctx, o, say, info.Name, m.Card().WeightsDigest)
-	if err := m.Close(); err != nil {
-		say.addFailure("close the model", err)
-	}
+	checkSameWeights(ctx, o, say, info.Name, m.Card().WeightsDigest, m)
+}
+
+// reportUnread reports a model whose files are complete, and of which the weights are not read. more is said of it.
+func reportUnread(say *notes, bytes int, what, more string) {
+	size := boot.Bytes(bytes).Rough()
+	say.ok("%s is complete: %s%s", what, size, more)
+	say.add(Unchecked, "samplers read and hash all of it when they start",
+		"weights of %s are not read here, nor their digest compared", size)
 }
 
 // checkModelFiles reports the problems of a model's folder; complete says that there are none. bytes is the size of
@@ -106,10 +108,7 @@ func checkWorkerModel(ctx context.Context, o *Options, say *notes) {
 		return
 	}
 	if bytes, complete := checkModelFiles(o, say, dir, info); complete {
-		say.ok("%s in %s is complete: %s, and a worker knows it: %s", info.Name, dir, boot.Bytes(bytes).Rough(),
-			info.Backend)
-		say.add(Unchecked, "samplers read and hash all of it when they start",
-			"weights of %s are not read here, nor their digest compared", boot.Bytes(bytes).Rough())
+		reportUnread(say, bytes, info.Name+" in "+dir, ", and a worker knows it: "+info.Backend)
 	}
 }
 
@@ -122,15 +121,15 @@ func checkLanguageFolder(ctx context.Context, o *Options, say *notes) {
 	}
 	card := m.Card()
 	say.ok("%s, a language model of %d tokens, loads, weights %.12s", card.Name, card.Vocabulary, card.WeightsDigest)
-	checkSameWeights(ctx, o, say, card.Name, card.WeightsDigest)
-	if err := m.Close(); err != nil {
-		say.addFailure("close the model", err)
-	}
+	checkSameWeights(ctx, o, say, card.Name, card.WeightsDigest, m)
 }
 
 // checkSameWeights warns of lanes that serve the model of that name on another checkpoint than digest, whatever was
-// pushed to them.
-func checkSameWeights(ctx context.Context, o *Options, say *notes, name, digest string) {
+// pushed to them. It closes the model.
+func checkSameWeights(ctx context.Context, o *Options, say *notes, name, digest string, m io.Closer) {
+	if err := m.Close(); err != nil {
+		say.addFailure("close the model", err)
+	}
 	if o.Bus == nil {
 		return
 	}

@@ -183,7 +183,6 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 	return nil
 }
 
-// addGroup adds a group of n samples.
 func (p *Estimate) addGroup(e *schemas.Prompt, n int64, rewards string, advantage *schemas.AdvantageSpec) {
 	p.Groups++
 	p.Samples += n

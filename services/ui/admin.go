@@ -59,15 +59,6 @@ type checked struct {
 // maxJudged is how many samples that wait for a verdict a page gets at once.
 const maxJudged = 50
 
-// answerVerdicts answers with the samples of a run that wait for a verdict.
-func (s *server) answerVerdicts(q *query) (any, error) {
-	run := q.run()
-	return ask(q, func(ctx context.Context) (any, error) {
-		waiting, err := s.view.Unjudged(ctx, run, maxJudged)
-		return map[string]any{"waiting": waiting}, err
-	})
-}
-
 // verdict is what a person gives a sample on the page.
 type verdict struct {
 	Name  string   `json:"name"`
@@ -119,7 +110,7 @@ func (s *server) setNotes(q *query) (any, error) {
 	} else if err := given.Validate(); err != nil {
 		q.fault("%v", err)
 	}
-	return ask(q, func(ctx context.Context) (*bus.Notes, error) {
+	return change(q, func(ctx context.Context) (*bus.Notes, error) {
 		if _, err := s.stored(ctx, run); err != nil {
 			return nil, err
 		}
@@ -127,7 +118,6 @@ func (s *server) setNotes(q *query) (any, error) {
 	})
 }
 
-// stored returns what is stored of a run.
 func (s *server) stored(ctx context.Context, run schemas.Run) (*view.Run, error) {
 	runs, err := view.Count(ctx, s.bus, run)
 	if err == nil && runs[run] == nil {
@@ -147,7 +137,7 @@ func (s *server) removeRun(q *query) (any, error) {
 	if err := json.NewDecoder(q.Body).Decode(&given); err != nil || given.Name != run {
 		q.fault("name: %q; must be %s, the run that is to go", given.Name, run)
 	}
-	return ask(q, func(ctx context.Context) (any, error) {
+	return change(q, func(ctx context.Context) (any, error) {
 		r, err := s.stored(ctx, run)
 		if err != nil {
 			return nil, err
@@ -168,7 +158,6 @@ func (s *server) removeRun(q *query) (any, error) {
 	})
 }
 
-// sweep removes blobs that no event names.
 func (s *server) sweep() {
 	defer s.sweeping.Store(false)
 	if _, err := s.bus.SweepBlobs(s.ctx, bus.BlobGrace, false); err != nil && s.ctx.Err() == nil {
@@ -179,7 +168,7 @@ func (s *server) sweep() {
 // replayLetter publishes the original of a dead letter again, and removes the letter.
 func (s *server) replayLetter(q *query) (any, error) {
 	id := q.letter()
-	return ask(q, func(ctx context.Context) (any, error) {
+	return change(q, func(ctx context.Context) (any, error) {
 		ack, subject, err := s.bus.Replay(ctx, id)
 		return map[string]any{"subject": subject, "stream": ack.Stream, "sequence": ack.Seq}, err
 	})
@@ -188,7 +177,7 @@ func (s *server) replayLetter(q *query) (any, error) {
 // dropLetter removes a dead letter.
 func (s *server) dropLetter(q *query) (any, error) {
 	id := q.letter()
-	return ask(q, func(ctx context.Context) (any, error) {
+	return change(q, func(ctx context.Context) (any, error) {
 		if _, err := s.bus.Get(ctx, schemas.StreamDead, id); err != nil {
 			return nil, err
 		}
@@ -196,7 +185,6 @@ func (s *server) dropLetter(q *query) (any, error) {
 	})
 }
 
-// readFindings makes the checks.
 func (s *server) readFindings(ctx context.Context) (*checked, error) {
 	return &checked{s.cfg.Doctor(ctx), time.Now().UnixMilli()}, ctx.Err()
 }

@@ -23,21 +23,22 @@ const maxPage = 200
 // maxRunsPage is how many runs a page has.
 const maxRunsPage = 500
 
-// badRequest returns an error that the client made.
 func badRequest(format string, args ...any) error {
 	return &requestError{http.StatusBadRequest, fmt.Sprintf(format, args...)}
 }
 
-// query is a request with the names and numbers in it. Its first fault is kept, and is the answer.
+// query is a request with the names and numbers in it. Its first fault is kept, and is the answer: it ends the context
+// of the request, so that nothing is read for it.
 type query struct {
 	*http.Request
-	err error
+	refuse context.CancelFunc
+	err    error
 }
 
-// fault keeps the first thing that is wrong with the request.
 func (q *query) fault(format string, args ...any) {
 	if q.err == nil {
 		q.err = badRequest(format, args...)
+		q.refuse()
 	}
 }
 
@@ -78,7 +79,6 @@ func (q *query) sample() (index int64, stage schemas.Stage) {
 	return index, stage
 }
 
-// letter reads the number of a dead letter.
 func (q *query) letter() uint64 {
 	id, err := strconv.ParseUint(q.PathValue("id"), 10, 64)
 	if err != nil || id == 0 {
@@ -87,12 +87,12 @@ func (q *query) letter() uint64 {
 	return id
 }
 
-// ask answers with what read returns, if nothing is wrong with the request.
-func ask[V any](q *query, read func(ctx context.Context) (V, error)) (any, error) {
+// change answers with what do returns, which changes something, if nothing is wrong with the request.
+func change[V any](q *query, do func(ctx context.Context) (V, error)) (any, error) {
 	if q.err != nil {
 		return nil, q.err
 	}
-	return read(q.Context())
+	return do(q.Context())
 }
 
 // runList reads which runs a list has.
@@ -108,83 +108,65 @@ func (q *query) runList() view.RunList {
 	return l
 }
 
-func (s *server) answerRuns(q *query) (any, error) {
-	l := q.runList()
-	return ask(q, func(ctx context.Context) (*view.Runs, error) { return s.view.Runs(ctx, l) })
+// questions are what the page reads, by path, with the answers of package view.
+func (s *server) questions() map[string]func(q *query) (any, error) {
+	v := s.view
+	return map[string]func(q *query) (any, error){
+		"runs":       func(q *query) (any, error) { return v.Runs(q.Context(), q.runList()) },
+		"runs/{run}": func(q *query) (any, error) { return v.Progress(q.Context(), q.run()) },
+		// what a run was asked for and made with
+		"runs/{run}/settings": func(q *query) (any, error) { return v.Settings(q.Context(), q.run()) },
+		"runs/{run}/groups":   func(q *query) (any, error) { return v.Groups(q.Context(), q.run(), q.groupList()) },
+		// the rewards over time, of one data source or of all
+		"runs/{run}/curve": func(q *query) (any, error) {
+			return v.Curve(q.Context(), q.run(), q.FormValue("data_source"), q.points())
+		},
+		"runs/{run}/updates": func(q *query) (any, error) { return v.Updates(q.Context(), q.run(), q.points()) },
+		"runs/{run}/groups/{uid}": func(q *query) (any, error) {
+			offset, limit := q.number("offset", 0, 0, schemas.MaxGroupSize), q.number("limit", 64, 1, maxPage)
+			return v.Group(q.Context(), q.run(), q.uid(), offset, limit)
+		},
+		"runs/{run}/groups/{uid}/{sample}": func(q *query) (any, error) {
+			index, stage := q.sample()
+			return v.Sample(q.Context(), q.run(), q.uid(), index, stage)
+		},
+		"runs/{run}/verdicts": func(q *query) (any, error) { // the samples that wait for one
+			waiting, err := v.Unjudged(q.Context(), q.run(), maxJudged)
+			return map[string]any{"waiting": waiting}, err
+		},
+		"compare": func(q *query) (any, error) {
+			a, b := token[schemas.Run](q, "a"), token[schemas.Run](q, "b")
+			return v.Compare(q.Context(), a, b, q.number("offset", 0, 0, view.MaxRows))
+		},
+		"system": func(q *query) (any, error) { return v.System(q.Context()) },
+		"lanes/{lane}": func(q *query) (any, error) {
+			return v.Lane(q.Context(), token[schemas.Lane](q, "lane"), maxPage)
+		},
+		"dead":      s.answerDead,
+		"dead/{id}": func(q *query) (any, error) { return v.Letter(q.Context(), q.letter()) },
+		"doctor":    s.answerDoctor,
+	}
 }
 
-func (s *server) answerSystem(q *query) (any, error) { return s.view.System(q.Context()) }
-
-func (s *server) answerRun(q *query) (any, error) {
-	run := q.run()
-	return ask(q, func(ctx context.Context) (*view.Progress, error) { return s.view.Progress(ctx, run) })
-}
-
-// answerSettings answers with what a run was asked for and made with.
-func (s *server) answerSettings(q *query) (any, error) {
-	run := q.run()
-	return ask(q, func(ctx context.Context) (*view.Settings, error) { return s.view.Settings(ctx, run) })
-}
-
-// answerGroups answers with a page of the groups of a run: offset, limit, order, status and text say which.
-func (s *server) answerGroups(q *query) (any, error) {
-	run, l := q.run(), view.List{
+// groupList reads which groups of a run a page has.
+func (q *query) groupList() view.List {
+	l := view.List{
 		Order: cmp.Or(q.FormValue("order"), "newest"), Status: q.FormValue("status"), Text: q.FormValue("text"),
 		Offset: q.number("offset", 0, 0, view.MaxRows), Limit: q.number("limit", 50, 1, maxPage),
 	}
 	if !slices.Contains(view.Orders, l.Order) {
 		q.fault("order: %q; must be one of %v", l.Order, view.Orders)
 	}
-	return ask(q, func(ctx context.Context) (*view.Groups, error) { return s.view.Groups(ctx, run, l) })
+	return l
 }
 
-// answerCurve answers with the rewards of a run over time, of one data source or of all.
-func (s *server) answerCurve(q *query) (any, error) {
-	run, most := q.run(), q.number("points", 400, 1, 2000)
-	return ask(q, func(ctx context.Context) (*view.Curve, error) {
-		return s.view.Curve(ctx, run, q.FormValue("data_source"), most)
-	})
-}
-
-// answerUpdates answers with what trainers told of their updates.
-func (s *server) answerUpdates(q *query) (any, error) {
-	run, most := q.run(), q.number("points", 400, 1, 2000)
-	return ask(q, func(ctx context.Context) (*view.Updates, error) { return s.view.Updates(ctx, run, most) })
-}
-
-// answerGroup answers with a group and a page of its samples.
-func (s *server) answerGroup(q *query) (any, error) {
-	run, uid, offset := q.run(), q.uid(), q.number("offset", 0, 0, schemas.MaxGroupSize)
-	limit := q.number("limit", 64, 1, maxPage)
-	return ask(q, func(ctx context.Context) (*view.Group, error) { return s.view.Group(ctx, run, uid, offset, limit) })
-}
-
-func (s *server) answerSample(q *query) (any, error) {
-	run, uid := q.run(), q.uid()
-	index, stage := q.sample()
-	return ask(q, func(ctx context.Context) (*view.Sample, error) { return s.view.Sample(ctx, run, uid, index, stage) })
-}
+func (q *query) points() int { return q.number("points", 400, 1, 2000) }
 
 // trajectoryOf returns the trajectory that a request is about.
 func (s *server) trajectoryOf(q *query) (*schemas.Trajectory, error) {
-	run, uid := q.run(), q.uid()
 	index, stage := q.sample()
-	if q.err != nil {
-		return nil, q.err
-	}
-	return s.view.Trajectory(q.Context(), run, uid, index, stage)
-}
-
-// answerCompare answers with the groups that the runs a and b have in common.
-func (s *server) answerCompare(q *query) (any, error) {
-	offset := q.number("offset", 0, 0, view.MaxRows)
-	a, b := token[schemas.Run](q, "a"), token[schemas.Run](q, "b")
-	return ask(q, func(ctx context.Context) (*view.Comparison, error) { return s.view.Compare(ctx, a, b, offset) })
-}
-
-func (s *server) answerLane(q *query) (any, error) {
-	lane := token[schemas.Lane](q, "lane")
-	return ask(q, func(ctx context.Context) (*view.Lane, error) { return s.view.Lane(ctx, lane, maxPage) })
+	t, err := s.view.Trajectory(q.Context(), q.run(), q.uid(), index, stage)
+	return t, cmp.Or(q.err, err)
 }
 
 // answerDead answers with dead letters of one run or of all, before the sequence before.
@@ -199,13 +181,7 @@ func (s *server) answerDead(q *query) (any, error) {
 			q.fault("before: must be the number of a dead letter")
 		}
 	}
-	return ask(q, func(ctx context.Context) (*view.Letters, error) { return s.view.Letters(ctx, run, before) })
-}
-
-// answerLetter answers with one dead letter and its original.
-func (s *server) answerLetter(q *query) (any, error) {
-	id := q.letter()
-	return ask(q, func(ctx context.Context) (*view.Letter, error) { return s.view.Letter(ctx, id) })
+	return s.view.Letters(q.Context(), run, before)
 }
 
 // pngMagic is how a PNG file begins.
@@ -221,7 +197,7 @@ func (s *server) media(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer release()
-	t, err := s.trajectoryOf(&query{Request: r.WithContext(ctx)})
+	t, err := s.trajectoryOf(&query{Request: r.WithContext(ctx), refuse: done})
 	if err != nil {
 		s.fail(w, r, err)
 		return

@@ -36,7 +36,7 @@ func (s *server) follow(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	asked := &query{Request: r}
+	asked := &query{Request: r, refuse: func() {}}
 	list := asked.runList()
 	if asked.err != nil {
 		writeError(w, http.StatusBadRequest, asked.err.Error())
@@ -68,7 +68,6 @@ type stream struct {
 	sent map[string][]byte
 }
 
-// write sends text at once.
 func (p *stream) write(text string) error {
 	_ = p.out.SetWriteDeadline(time.Now().Add(writeTimeout))
 	if _, err := p.w.Write([]byte(text)); err != nil {
@@ -113,7 +112,6 @@ func (p *stream) sendHealth(err error) error {
 	return p.send("health", "", x)
 }
 
-// beat keeps a silent connection open.
 func (p *stream) beat(last *time.Time) error {
 	if time.Since(*last) < 15*time.Second {
 		return nil

@@ -104,26 +104,22 @@ func WriteReport(
 	list.Total, list.Waits, list.Dead = list.Matched, []outcomes.Wait{}, 0
 	list.States, list.Models, list.Tags = []string{}, []string{}, []string{} // they are of all runs
 	r.Answers["runs"] = list
-	progress, err := reader.Progress(ctx, name)
-	if err != nil {
-		return nil, err
+	for path, read := range map[string]func() (any, error){
+		"":         func() (any, error) { return reader.Progress(ctx, name) },
+		"/curve":   func() (any, error) { return reader.Curve(ctx, name, "", 400) },
+		"/updates": func() (any, error) { return reader.Updates(ctx, name, 400) },
+		"/settings": func() (any, error) {
+			settings, err := reader.Settings(ctx, name)
+			if errors.Is(err, bus.ErrNotFound) {
+				err = nil
+			}
+			return settings, err
+		},
+	} {
+		if r.Answers["runs/"+string(name)+path], err = read(); err != nil {
+			return nil, err
+		}
 	}
-	r.Answers["runs/"+string(name)] = progress
-	settings, err := reader.Settings(ctx, name)
-	if err != nil && !errors.Is(err, bus.ErrNotFound) {
-		return nil, err
-	}
-	r.Answers["runs/"+string(name)+"/settings"] = settings
-	curve, err := reader.Curve(ctx, name, "", 400)
-	if err != nil {
-		return nil, err
-	}
-	r.Answers["runs/"+string(name)+"/curve"] = curve
-	updates, err := reader.Updates(ctx, name, 400)
-	if err != nil {
-		return nil, err
-	}
-	r.Answers["runs/"+string(name)+"/updates"] = updates
 	if err := r.addGroups(ctx, reader, o.Groups, contents); err != nil {
 		return nil, err
 	}
@@ -244,7 +240,6 @@ func factsOf(run *results.Run) (facts []view.Fact) {
 	return facts
 }
 
-// metricsOf returns the metrics of the run, by the names of verl.
 func metricsOf(run *results.Run) []view.Fact {
 	facts := []view.Fact{}
 	for _, name := range slices.Sorted(maps.Keys(run.Summary.Metrics)) {

@@ -10,6 +10,7 @@
 package ui
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"encoding/json"
@@ -164,23 +165,7 @@ func (s *server) handler() http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(files))
-	for path, answer := range map[string]func(*query) (any, error){
-		"runs":                             s.answerRuns,
-		"runs/{run}":                       s.answerRun,
-		"runs/{run}/settings":              s.answerSettings,
-		"runs/{run}/groups":                s.answerGroups,
-		"runs/{run}/curve":                 s.answerCurve,
-		"runs/{run}/updates":               s.answerUpdates,
-		"runs/{run}/groups/{uid}":          s.answerGroup,
-		"runs/{run}/groups/{uid}/{sample}": s.answerSample,
-		"compare":                          s.answerCompare,
-		"system":                           s.answerSystem,
-		"lanes/{lane}":                     s.answerLane,
-		"dead":                             s.answerDead,
-		"dead/{id}":                        s.answerLetter,
-		"runs/{run}/verdicts":              s.answerVerdicts,
-		"doctor":                           s.answerDoctor,
-	} {
+	for path, answer := range s.questions() {
 		mux.HandleFunc("GET /api/"+path, s.answer(answer))
 	}
 	for path, change := range map[string]func(*query) (any, error){
@@ -259,7 +244,9 @@ func (s *server) answer(read func(q *query) (any, error)) http.HandlerFunc {
 		release, err := s.admit(ctx)
 		var v any
 		if err == nil {
-			v, err = read(&query{Request: r.WithContext(ctx)})
+			q := &query{Request: r.WithContext(ctx), refuse: done}
+			v, err = read(q)
+			err = cmp.Or(q.err, err)
 			release()
 		}
 		if err != nil {

@@ -83,7 +83,7 @@ func TestNATS_Validate(t *testing.T) {
 		{"no host", func(n *boot.NATS) { n.URL = "localhost" }, "nats.url"},
 		{"no password in the message", func(n *boot.NATS) { n.URL = "http://u:hunter2@a" }, "***@a"},
 		{"token and creds", func(n *boot.NATS) { n.Token, n.CredsFile = "a", "b" }, "nats.token"},
-		{"key without certificate", func(n *boot.NATS) { n.TLSKey = "k" }, "nats.tls_cert"},
+		{"key without certificate", func(n *boot.NATS) { n.KeyFile = "k" }, "nats.tls_cert"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := boot.DefaultNATS()

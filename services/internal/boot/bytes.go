@@ -35,13 +35,15 @@ var sizeUnits = []struct {
 	{"B", 1},
 }
 
+// binaryUnits are the largest first.
+var binaryUnits = []struct {
+	name string
+	size Bytes
+}{{"TiB", TiB}, {"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}}
+
 // String prints the size in the largest binary unit that divides it, in the form that UnmarshalText reads.
 func (b Bytes) String() string {
-	units := []struct {
-		name string
-		size Bytes
-	}{{"TiB", TiB}, {"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}}
-	for _, u := range units {
+	for _, u := range binaryUnits {
 		if b != 0 && b%u.size == 0 {
 			return strconv.FormatInt(int64(b/u.size), 10) + u.name
 		}
@@ -51,10 +53,7 @@ func (b Bytes) String() string {
 
 // Rough prints the size to a tenth of its largest unit, for people.
 func (b Bytes) Rough() string {
-	for _, u := range []struct {
-		name string
-		size Bytes
-	}{{"TiB", TiB}, {"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}} {
+	for _, u := range binaryUnits {
 		if b >= u.size {
 			return fmt.Sprintf("%.1f %s", float64(b)/float64(u.size), u.name)
 		}

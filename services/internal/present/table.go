@@ -75,7 +75,6 @@ func (t *Table) Rows(columns int) (lines []string) {
 	return lines
 }
 
-// right reports whether a column is aligned to the right.
 func (t *Table) right(i int) bool { return t.Right || i < len(t.Numbers) && t.Numbers[i] }
 
 // Columns returns how wide the table would be with all columns side by side, without the one that Fit shortens.

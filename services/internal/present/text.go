@@ -143,6 +143,14 @@ func Count[N int | int64 | uint64](n N, thing string) string {
 	return Thousands(n) + " " + thing + "s"
 }
 
+// When returns a part of a text where it is to be there; else nothing.
+func When(there bool, format string, args ...any) string {
+	if !there {
+		return ""
+	}
+	return fmt.Sprintf(format, args...)
+}
+
 // Thousands returns a number with its digits in groups of three: 1,234,567.
 func Thousands[N int | int64 | uint64](n N) string {
 	s := fmt.Sprint(n)
