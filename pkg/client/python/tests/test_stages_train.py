@@ -147,8 +147,8 @@ def test_both_learn_and_what_is_killed_goes_on(binary, tmp_path, asked):
 
 
 def beside(url, out, asked, publishes, usher, killed=()):
-    """Two trainers of one run, of which one publishes. killed: (batch, who) of those that are killed when they have left
-    out a batch, before they have told it. The updates of each trainer, and its alarms."""
+    """Two trainers of one run, of which one publishes. killed: (batch, who) of those that are killed when they have
+    left out a batch, before they have told it. The updates of each trainer, and its alarms."""
 
     def begin(stage):
         other = next(s for s in LANES if s != stage)

@@ -28,8 +28,8 @@ def _refuse_stages(fields: Mapping[str, Any]) -> None:
     if fields.get("stages"):
         names = ", ".join(str(s.get("name")) for s in fields["stages"])
         raise ValueError(
-            f"fields.stages: {names}; must be absent: this trainer asks one lane for samples; meander-train --stage and "
-            f"client.batches(stage=...) read one stage"
+            f"fields.stages: {names}; must be absent: this trainer asks one lane for samples; meander-train --stage "
+            f"and client.batches(stage=...) read one stage"
         )
 
 

@@ -265,8 +265,8 @@ class Config:
             raise ValueError("--beside: needs --stage and --prompts: who publishes waits for the others")
         if self.checkpoint_every > 1 and self.stage and (self.beside or not self.prompts):
             raise ValueError(
-                f"--checkpoint-every: {self.checkpoint_every}; must be 1 beside other trainers: they go on from an update "
-                f"that a crash must not take back"
+                f"--checkpoint-every: {self.checkpoint_every}; must be 1 beside other trainers: they go on from an "
+                f"update that a crash must not take back"
             )
         if (self.stage or self.texts) and (self.held_out or self.test):
             raise ValueError(

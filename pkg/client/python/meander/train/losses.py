@@ -63,8 +63,8 @@ class Steps:
 
 @dataclasses.dataclass
 class Noised:
-    """Clean latents of n samples, noised to one sigma of the schedule: x_t = (1 - sigma) x0 + sigma noise, [n, S, C]; of
-    one track, where these have advantages of their own, [n, 1, elements]."""
+    """Clean latents of n samples, noised to one sigma of the schedule: x_t = (1 - sigma) x0 + sigma noise, [n, S, C];
+    of one track, where these have advantages of their own, [n, 1, elements]."""
 
     velocity: torch.Tensor
     """At x_t under the network as it is, with a gradient."""

@@ -14,8 +14,8 @@ from .config import Config, weighted
 
 
 NO_TRACKS = (
-    "credit: tracks have advantages of their own, for which a loss of pairs has no use: it takes the best and the worst "
-    "sample of a group by reward"
+    "credit: tracks have advantages of their own, for which a loss of pairs has no use: it takes the best and the "
+    "worst sample of a group by reward"
 )
 """Why a loss of pairs is refused."""
 

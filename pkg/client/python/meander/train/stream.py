@@ -105,7 +105,8 @@ class Stream:
             wait = Wait(self.config.patience, partial(self._lacks, stage, update))
             while stage not in out:
                 with contextlib.suppress(NotFoundError):
-                    told = decode((await self.patiently(self.client.js.get_last_msg, "MDR_UPDATES", subject)).data or b"")
+                    m = await self.patiently(self.client.js.get_last_msg, "MDR_UPDATES", subject)
+                    told = decode(m.data or b"")
                     if other := sorted(set(told["batches"]) - mine):
                         raise ValueError(
                             f"--accumulate: {parts}; must be that of the trainer of {stage}, which learned from "
@@ -120,8 +121,8 @@ class Stream:
     async def _lacks(self, stage: str, update: int, seconds: float) -> str:
         """Says for what beside waits."""
         return (
-            f"run {self.config.run}: --beside {stage}: waited {seconds:.3g} s for update {update} of its trainer, which the "
-            f"next batch is made with; {await self.doing(stage)}"
+            f"run {self.config.run}: --beside {stage}: waited {seconds:.3g} s for update {update} of its trainer, "
+            f"which the next batch is made with; {await self.doing(stage)}"
         )
 
     async def doing(self, name: str = "") -> str:
