@@ -385,7 +385,7 @@ def test_batches_that_are_cancelled_are_left_out(signs, tmp_path):
     assert [r["batch"] for r in log] == ["u000001"]
     lines = [json.loads(line) for line in (tmp_path / "cancelled/log.jsonl").read_text().splitlines()]
     assert [r["text"] for r in lines if r["kind"] == "alarm" and r["alarm"] == "empty"] == [
-        "no sample of batch u000000 has an advantage: it is left out; `meander show` says what its groups ended as"
+        "no sample of batch u000000 has an advantage: it is left out: 2 x status cancelled"
     ]
     asyncio.run(ask(range(2, 7), cancelled=True))
     with pytest.raises(

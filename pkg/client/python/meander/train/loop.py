@@ -202,10 +202,11 @@ class Trainer:
                 if whole is not None:
                     done.append(self._record(whole, behind, report, batch.spread()))
             self.updated += 1
-            self.made[self.stream.weights] = self.updated  # also where all was left out
             if self.first and done:
                 clock.seconds["push"] = await self._push()
                 done = [d | await m for d, m in zip(done, marks, strict=True)]
+            elif self.first:  # all was left out: the weights stay
+                self.made[self.stream.weights] = self.updated
         except BaseException:
             for mark in marks:
                 mark.cancel()
