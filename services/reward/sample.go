@@ -117,7 +117,9 @@ func whyNotJudged(t *schemas.Trajectory, spec *schemas.RewardSpec) error {
 
 // finish publishes the reward of a sample and notes in m that it is done.
 func (s *service) finish(ctx context.Context, m *memo, r *schemas.Reward) error {
-	r.Stages = stagesOf(m.ran)
+	for _, x := range m.ran {
+		r.Stages = append(r.Stages, x.AsStage(x.Seq))
+	}
 	if err := s.publish(ctx, r); err != nil {
 		return err
 	}

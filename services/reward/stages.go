@@ -151,14 +151,6 @@ func (s *service) endSamples(ctx context.Context, path []bus.Made, at stages.Pla
 	return longest, nil
 }
 
-// stagesOf returns what a reward says of the stages that ran for its sample.
-func stagesOf(path []bus.Made) (list []schemas.StageScored) {
-	for _, x := range path {
-		list = append(list, x.AsStage(x.Seq))
-	}
-	return list
-}
-
 // standsFor returns the trajectory that stands for a sample that has ended, and its sequence; nil: it has not.
 func (s *service) standsFor(ctx context.Context, of *schemas.Trajectory, sample int64) (*schemas.Trajectory, uint64,
 	error,
