@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/interaction"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/schemas"
@@ -310,6 +311,9 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 			Name: s.Name, Kind: kinds[i], Lane: plan[i].Lane, Every: p.EveryOf(i), Frozen: s.Frozen, Credit: credit,
 		})
 	}
+	if err := checkStageFiles(p, policies, plan); err != nil {
+		return nil, err
+	}
 	for k := range rewards {
 		may, err := judgedStages(p, policies, &rewards[k])
 		if err != nil {
@@ -326,6 +330,26 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 		r.ScheduleDigest = r.ComputeScheduleDigest()
 	}
 	return askStages(run, p, policies, plan)
+}
+
+// checkStageFiles returns an error for a condition of a type that the stage which it names does not make.
+func checkStageFiles(p *schemas.Prompt, policies []*schemas.Policy, plan []schemas.Request) error {
+	for i := range plan {
+		for _, c := range plan[i].Conditions {
+			at := slices.IndexFunc(p.Stages, func(s schemas.StageSpec) bool { return s.Name == c.Stage })
+			if at < 0 {
+				continue
+			}
+			media := mediaOf(lanePrompt(p, at), policies[at])
+			video := slices.Contains(media, scorer.MediumVideo)
+			if !video && (c.Type == schemas.KindVideo || !slices.Contains(media, scorer.MediumImage)) ||
+				c.Type == model.InputAudio {
+				return fmt.Errorf("stages[%d].conditions: %s: type: %q; stage %s makes none", i, c.Name, c.Type,
+					c.Stage)
+			}
+		}
+	}
+	return nil
 }
 
 // askStages returns the record of a group with a plan, and the requests of its first stage.
