@@ -340,9 +340,6 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 			Credit: credit,
 		})
 	}
-	if err := checkStageFiles(p, policies, plan); err != nil {
-		return nil, err
-	}
 	for k := range rewards {
 		may, err := judgedStages(p, policies, &rewards[k])
 		if err != nil {
@@ -385,6 +382,9 @@ func checkStageFiles(p *schemas.Prompt, policies []*schemas.Policy, plan []schem
 func askStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Policy,
 	plan []schemas.Request,
 ) (*asked, error) {
+	if err := checkStageFiles(p, policies, plan); err != nil {
+		return nil, err
+	}
 	record := &schemas.GroupRecord{
 		Run: run, UID: p.UID, GroupSize: p.Samples(), Prompt: p.Prompt, Lane: plan[0].Lane,
 		BaseDigest: plan[0].BaseDigest, ScheduleDigest: plan[0].ScheduleDigest, Stages: plan, Seed: p.Seed,
