@@ -48,31 +48,31 @@ type Finding struct {
 // Options say what is checked.
 type Options struct {
 	// Bus is a connection to the server; nil: there is none, and NoServer says why. Where names the server in texts.
-	Bus      *bus.Bus
-	NoServer error
-	Where    string
+	Bus      *bus.Bus `key:"-"`
+	NoServer error    `key:"-"`
+	Where    string   `key:"-"`
 	// Servers are the addresses (host:port) of a cluster's servers; each is dialled.
-	Servers []string
+	Servers []string `key:"-"`
 	// Empty says that there is no server because no store has been made yet.
-	Empty bool
+	Empty bool `key:"-"`
 	// Own says that this process opened the server itself, on a store that no other process serves.
-	Own bool
+	Own bool `key:"-"`
 	// Certificate is the certificate of the server, where the connection does not show it; nil: it has none.
-	Certificate *x509.Certificate
+	Certificate *x509.Certificate `key:"-"`
 	// DiskFree returns the free bytes of the server's disk; nil: it cannot be seen from this machine.
-	DiskFree func() (int64, error)
-	// Model and Device of the samplers on this machine, and the file of its reward functions; empty: not checked.
-	Model, Device, Scorers string
-	// Engine is torch or torch=ADDRESS where workers compute the model, with EngineKey as the token; else empty.
-	Engine, EngineKey string
-	// AllCounts has the counts of all runs compared with their events, not only those of the newest few.
-	AllCounts bool
+	DiskFree func() (int64, error) `key:"-"`
+	// What of this machine is checked; empty: not checked. EngineKey is the token of the workers of Engine.
+	Model     string        `key:"model" help:"model to check; default the one of the pipeline on the store, or of 'meander up'"`
+	Device    string        `key:"device" help:"device to check; default as for --model"`
+	Engine    string        `key:"engine" help:"torch or torch=ADDRESS where a worker computes the model; default as for --model"`
+	EngineKey string        `key:"-"`
+	Scorers   string        `key:"scorers" help:"YAML file of reward functions to check; default as for --model"`
+	AllCounts bool          `key:"all_counts" help:"compare the counts of all runs with their events; default the newest three"`
+	Timeout   time.Duration `key:"timeout" range:"(0.." help:"time limit of each check"`
 	// Version is the version of this program.
-	Version string
-	// Timeout bounds each check; default DefaultTimeout.
-	Timeout time.Duration
+	Version string `key:"-"`
 	// Now is the clock of this machine; default time.Now.
-	Now func() time.Time
+	Now func() time.Time `key:"-"`
 }
 
 // DefaultTimeout is how long one check may wait for others.
