@@ -6,9 +6,10 @@
 .PHONY: help help-all build check lint test race fuzz integration bench generate learn up down demo ci clean
 
 # One set of flags for every build, check and test: what one has compiled the others need not. Debuggers' tables
-# (DWARF), which take a fifth of the compiler's time, are in nothing that make builds.
-flags          := -trimpath -gcflags=all=-dwarf=false
-export GOFLAGS := $(strip $(filter-out $(flags),$(shell go env GOFLAGS 2>/dev/null)) $(flags))
+# (DWARF), which take a fifth of the compiler's time, are in nothing that make builds. By the tags, names of hosts and
+# users are looked up by Go also where there is cgo, so most of what is for GPUs is compiled as for the other programs.
+flags          := -trimpath -gcflags=all=-dwarf=false -tags=netgo,osusergo
+export GOFLAGS := $(strip $(flags) $(filter-out $(flags),$(shell go env GOFLAGS 2>/dev/null)))
 
 # 0.1.0 of its tag, else 0.1.0+gCOMMIT. RELEASE is the one place that says which version this is.
 RELEASE := $(shell sed -n 's/^const Release = "\(.*\)"$$/\1/p' schemas/release.go)
@@ -69,9 +70,10 @@ race: ## all tests under the race detector (needs a C compiler)
 fuzz: ## every fuzz target for FUZZTIME each (default 30s)
 	.ci/fuzz $(FUZZTIME)
 
-# The packages whose tests have a long form, and no others (TestCode_LongTestsRun).
+# The packages whose tests have a long form, and no others (TestCode_LongTestsRun). CI takes all BESIDE them, once.
+BESIDE ?=
 integration: ## tests that take longer: whole pipelines, kills and faults, the commands of documents, every GPU kernel
-	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -vet=off $(TEST_LIMIT) $(TEST_WIDTH) ./integration/... ./pkg/models/tensor/cuda/...
+	$(test_tmp) CGO_ENABLED=0 GOGC=400 go test -vet=off $(TEST_LIMIT) $(TEST_WIDTH) ./integration/... ./pkg/models/tensor/cuda/... $(BESIDE)
 
 bench: ## benchmarks matching BENCH (default all), in benchstat's format
 	go test -run '^$$' -bench '$(BENCH)' -benchmem $(PACKAGES)

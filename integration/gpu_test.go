@@ -3,36 +3,50 @@
 package integration_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 )
 
-// onInterpretedGPUs builds the program for GPUs and a driver of two interpreted ones. It returns a function that runs
-// it with them and one more variable of the environment.
-func onInterpretedGPUs(t *testing.T) (run func(env string, args ...string) (string, error)) {
-	t.Helper()
-	dir := t.TempDir()
+// forGPUs has the program for GPUs and a driver of interpreted ones, in a folder where they stay.
+var forGPUs = sync.OnceValues(func() (dir string, err error) {
+	if dir, err = filepath.Abs(filepath.Join(root, "build", "test-cuda")); err != nil {
+		return "", err
+	}
 	for _, build := range [][]string{
 		{"-o", filepath.Join(dir, "meander"), "./services/cmd/meander"},
 		{"-buildmode=c-shared", "-o", filepath.Join(dir, "libcuda.so"), "./integration/tools/libcuda"},
 	} {
-		c := exec.Command("go", append([]string{"build", "-tags", "cuda"}, build...)...)
+		c := exec.Command("go", append([]string{"build"}, build...)...)
 		c.Dir = root
 		if out, err := c.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
+			return "", fmt.Errorf("%w\n%s", err, out)
 		}
 	}
+	return dir, nil
+})
+
+// onInterpretedGPUs returns a function that runs the program for GPUs with two interpreted ones and one more variable
+// of the environment.
+func onInterpretedGPUs(t *testing.T) (run func(env string, args ...string) (string, error)) {
+	t.Helper()
+	programs, err := forGPUs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
 	models, err := filepath.Abs(filepath.Join(root, "deploy", "models"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return func(env string, args ...string) (string, error) {
-		c := exec.Command(filepath.Join(dir, "meander"), args...)
+		c := exec.Command(filepath.Join(programs, "meander"), args...)
 		c.Dir, c.Env = dir, append(os.Environ(), "MEANDER_MODELS="+models,
-			"MEANDER_LIBCUDA="+filepath.Join(dir, "libcuda.so"), "PTXVM_UNCHECKED=1", "PTXVM_GPUS=2", env)
+			"MEANDER_LIBCUDA="+filepath.Join(programs, "libcuda.so"), "PTXVM_UNCHECKED=1", "PTXVM_GPUS=2", env)
 		out, err := c.CombinedOutput()
 		return string(out), err
 	}

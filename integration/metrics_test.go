@@ -3,6 +3,7 @@ package integration_test
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -35,8 +36,20 @@ type family struct {
 	samples    map[string]float64 // by labels as written; of a histogram, its counts
 }
 
-// scrape reads /metrics, without what is about Go and the process.
-func scrape(t *testing.T, addr string) map[string]*family {
+// scrape reads /metrics, without what is about Go and the process. A busy server may not answer in time what the
+// metrics of streams say; then it asks again.
+func scrape(t *testing.T, addr string) (families map[string]*family) {
+	t.Helper()
+	bustest.Until(t, "the metrics of streams", func() error {
+		if families = scrapeOnce(t, addr); total(families, "meander_stream_up") == 0 {
+			return errors.New("the server has not answered")
+		}
+		return nil
+	})
+	return families
+}
+
+func scrapeOnce(t *testing.T, addr string) map[string]*family {
 	t.Helper()
 	resp, err := http.Get("http://" + addr + "/metrics")
 	if err != nil {

@@ -339,18 +339,27 @@ func TestStages_Killed(t *testing.T) {
 	c.config.sampler.AckWait = time.Second
 	c.twoLanes(t)
 	critic(t, c)
+	names := []string{"reward", "sampler", "thinker", "intake", "reward", "advantage"}
+	c.killedAlike(t, names, func() []*schemas.Prompt {
+		return []*schemas.Prompt{thinkAndPaint("g", 8), judged("j", 4)}
+	})
+}
+
+// killedAlike kills services one after the other, at every trajectory of prompts, and compares with a calm run.
+func (c *crew) killedAlike(t *testing.T, names []string, prompts func() []*schemas.Prompt) {
+	t.Helper()
 	ask := func(run schemas.Run) {
-		for _, p := range []*schemas.Prompt{thinkAndPaint("g", 8), judged("j", 4)} {
+		for _, p := range prompts() {
 			if _, err := c.client.Publish(limited(t), run, p); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	ask("calm")
-	c.advantages(t, "calm", 2)
+	c.advantages(t, "calm", len(prompts()))
 	calm := harness.ReadBooks(t, c.Bus, "calm")
 	ask("killed")
-	names, seen := []string{"reward", "sampler", "thinker", "intake", "reward", "advantage"}, 0
+	seen := 0
 	for _, err := range c.Read(t.Context(), schemas.StreamTrajectories,
 		[]string{schemas.TrajectoryFilter("killed", "*")}, bus.ReadOptions{Live: true}) {
 		if err != nil {
@@ -367,7 +376,7 @@ func TestStages_Killed(t *testing.T) {
 			c.up(t, name)
 		}
 	}
-	c.advantages(t, "killed", 2)
+	c.advantages(t, "killed", len(prompts()))
 	harness.NoDead(t, c.Bus)
 	killed := harness.ReadBooks(t, c.Bus, "killed")
 	if len(killed.Digests) != len(calm.Digests) || len(killed.Twice) > 0 {

@@ -1,6 +1,7 @@
 package schemas
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -41,8 +42,13 @@ type Branch struct {
 	Run         Run   `msgpack:"run,omitempty" form:"token" absent:"the prompt's" digest:"-"`
 	UID         UID   `msgpack:"uid" form:"token"`
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
-	StepIndex   int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
+	// Stage is the one that stored it, by its token, of a sample of several stages.
+	Stage     Stage `msgpack:"stage,omitempty" form:"token" absent:"main, of a sample without stages"`
+	StepIndex int64 `msgpack:"step_index" range:"0..MaxSteps-1"`
 }
+
+// Place returns the stage of the sample that stored the state.
+func (b *Branch) Place() Place { return Place{cmp.Or(b.Stage, StageMain), b.SampleIndex} }
 
 // SegmentStart is a Start that is resolved: it has Latents, a Branch or Data.
 type SegmentStart struct {
@@ -72,7 +78,7 @@ func (e *Trajectory) TrainedSteps() int64 {
 		return 1 // one advantage, for all tokens that were generated
 	}
 	begin, end := e.Segment()
-	if e.Group.Tree != nil {
+	if e.Group.TreeOf(e.Stage) != nil {
 		begin = 0
 	}
 	return int64(len(e.stochasticSteps(begin, end)))

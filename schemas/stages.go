@@ -25,8 +25,9 @@ type StageSpec struct {
 	// Interaction makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions
 	// and may end the sample.
 	Interaction *Interaction `msgpack:"interaction,omitempty" absent:"a lane makes the stage"`
-	// Children is how many samples of this stage each sample of the stage before has.
-	Children *int64 `msgpack:"children,omitempty" range:"1..MaxGroupSize" default:"1"`
+	// Children is how many samples of this stage each sample of the stage before has. Those of a stage with a tree are
+	// its leaves: each sample before has a tree of its own.
+	Children *int64 `msgpack:"children,omitempty" range:"1..MaxGroupSize" absent:"1, or the leaves of tree"`
 	// Frozen says that the stage is not trained: it has no advantages.
 	Frozen bool `msgpack:"frozen,omitempty" default:"false"`
 	// Credit is what of the sample's scores the stage is trained for, or each track of its states.
@@ -55,6 +56,8 @@ type GroupStage struct {
 	// Every is how many samples of the group each sample of the stage leads to: those of the stage have the indices 0,
 	// Every, 2 Every and so on.
 	Every int64 `msgpack:"every" range:"1..MaxGroupSize"`
+	// Tree has the samples of the stage that one sample of the stage before leads to as its leaves.
+	Tree *Tree `msgpack:"tree,omitempty"`
 	// Frozen says that the stage is not trained, Credit what of the scores it is trained for; absent: the reward.
 	Frozen bool          `msgpack:"frozen,omitempty"`
 	Credit []CreditShare `msgpack:"credit,omitempty" size:"0..MaxRewards*MaxTracks"`
@@ -78,6 +81,9 @@ type StageScored struct {
 	// ContentDigest is that of its trajectory.
 	ContentDigest string `msgpack:"content_digest" form:"digest?"`
 	Trained
+	// Segments are how many of the trained steps the sample took itself, by the branch points of its tree before them:
+	// those before the first, between the first and the second, and so on; absent: it is of no tree.
+	Segments []int64 `msgpack:"segments,omitempty" size:"0..MaxBranches+1" range:"0..MaxSteps"`
 }
 
 // Place is a stage of a sample.
@@ -111,10 +117,17 @@ func (e *Trajectory) Facts() Trained {
 
 // AsStage returns what the reward of a sample says of the trajectory, which is at a sequence.
 func (e *Trajectory) AsStage(seq uint64) StageScored {
-	return StageScored{
+	x := StageScored{
 		StageResult: StageResult{Stage: e.Stage, SampleIndex: e.SampleIndex, TrajectorySeq: seq}, Lane: e.Lane,
 		ContentDigest: e.ContentDigest, Trained: e.Facts(),
 	}
+	if tree := e.Group.TreeOf(e.Stage); tree != nil {
+		x.Segments = make([]int64, len(tree.Branches)+1)
+		for _, k := range e.StochasticSteps() {
+			x.Segments[tree.depthOf(k)]++
+		}
+	}
+	return x
 }
 
 // Kinds of stages besides KindImage.
@@ -180,6 +193,14 @@ func (g *Group) MostTrajectories(size int64) (n int64) {
 	return cmp.Or(n, size)
 }
 
+// TreeOf returns the tree that the samples of a stage, by its name or token, are leaves of; nil: none.
+func (g *Group) TreeOf(stage Stage) *Tree {
+	if i := g.StageIndex(stage); i >= 0 {
+		return g.Stages[i].Tree
+	}
+	return g.Tree
+}
+
 // IsInteraction reports whether an interaction makes a stage, by its name or token.
 func (g *Group) IsInteraction(of Stage) bool {
 	i := g.StageIndex(of)
@@ -205,8 +226,11 @@ func (s *StageSpec) AsPrompt() *Prompt {
 
 // ChildrenOf returns how many samples of stage i each sample of the stage before has.
 func (p *Prompt) ChildrenOf(i int) int64 {
-	if n := p.Stages[i].Children; n != nil {
-		return *n
+	switch s := &p.Stages[i]; {
+	case s.Tree != nil:
+		return s.Tree.Leaves()
+	case s.Children != nil:
+		return *s.Children
 	}
 	return 1
 }
@@ -241,7 +265,7 @@ func (p *Prompt) checkStages(f *faults) {
 		f.add(field, "given", "must be absent beside stages: give it to the stage that it is for")
 	}
 	if n := p.groupSize(); n > 0 && n <= MaxGroupSize {
-		if every := p.EveryOf(0); n%every != 0 {
+		if every := p.EveryOf(-1); n%every != 0 {
 			f.add("group_size", strconv.FormatInt(n, 10), fmt.Sprintf("must be a multiple of %d, the children of all "+
 				"stages: it is the number of samples of the last one", every))
 		}
@@ -249,7 +273,7 @@ func (p *Prompt) checkStages(f *faults) {
 			f.add("group_size", strconv.FormatInt(n, 10), fmt.Sprintf("must be at most %d with %d stages in %d rounds",
 				MaxStageSamples/int64(len(p.Stages))/p.MostRounds(), len(p.Stages), p.MostRounds()))
 		}
-	} else if every := p.EveryOf(0); p.GroupSize == nil && p.Samples()%every != 0 {
+	} else if every := p.EveryOf(-1); p.GroupSize == nil && p.Samples()%every != 0 {
 		f.add("group_size", "absent", fmt.Sprintf("must be a multiple of %d, the children of all stages", every))
 	}
 	for i := range p.Stages {
@@ -346,11 +370,17 @@ func (p *Prompt) checkStage(f *faults, i int) {
 		f.add("interaction", "given", "must be absent of the first stage: there is nothing to say something to")
 	}
 	switch n := p.ChildrenOf(i); {
-	case n > 1 && i == 0:
+	case s.Tree != nil && s.Children != nil:
+		f.add("children", strconv.FormatInt(*s.Children, 10), "must be absent beside tree, whose leaves they are")
+	case n > 1 && i == 0 && s.Tree == nil:
 		f.add("children", strconv.FormatInt(n, 10),
 			"must be absent of the first stage: group_size says how many there are")
 	case n > 1 && p.MostRounds() > 1:
-		f.add("children", strconv.FormatInt(n, 10), "must be absent beside rounds, each of which would have as many "+
+		field, value := "children", strconv.FormatInt(n, 10)
+		if s.Tree != nil {
+			field, value = "tree", s.Tree.formatWidths()
+		}
+		f.add(field, value, "must be absent beside rounds, each of which would have as many "+
 			"again: name the stages of each round instead")
 	}
 	if s.Frozen && len(s.Credit) > 0 {
@@ -375,14 +405,19 @@ func (p *Prompt) checkStage(f *faults, i int) {
 		field, why string
 		given      bool
 	}{
-		{"start", "which begins with noise of its own", s.Start != nil},
-		{"stop", "whose last step makes what comes after it", s.Stop != nil},
-		{"tree", "whose children share what was made before it, and no steps", s.Tree != nil},
+		{"tree.leaf", "whose samples are all leaves", s.Tree != nil && s.Tree.Leaf != nil},
 		{"scheduled_sampling", "which makes an output, and not latents alone", s.ScheduledSampling != nil},
 	} {
 		if absent.given {
 			f.add(absent.field, "given", "must be absent in a stage, "+absent.why)
 		}
+	}
+	if s.Start != nil && s.Start.Data != nil && len(s.Start.Data.Images) > 1 {
+		f.inStruct("start").inStruct("data").add("images", strconv.Itoa(len(s.Start.Data.Images))+" items",
+			"must be one in a stage, for all of its samples")
+	}
+	if s.Stop != nil && !s.Stop.Decode {
+		f.inStruct("stop").add("decode", "false", "must be true in a stage: what judges it, or comes after, sees it")
 	}
 	q := s.AsPrompt()
 	q.Conditions = slices.Clone(q.Conditions)
@@ -464,6 +499,11 @@ func (g *Group) checkStages(f *faults, groupSize int64) {
 		if s.Every >= 1 && before%s.Every != 0 || s.Every != 1 && i == len(g.Stages)-1 {
 			of.add("every", strconv.FormatInt(s.Every, 10),
 				"must divide that of the stage before, and be 1 of the last")
+		}
+		if s.Tree != nil {
+			if n := s.Tree.checkBranches(of.inStruct("tree"), MaxSteps); n > 0 && before%(n*max(1, s.Every)) != 0 {
+				of.add("tree", s.Tree.formatWidths()+" leaves", "must be the samples that one of the stage before has")
+			}
 		}
 		before = max(1, s.Every)
 	}

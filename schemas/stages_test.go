@@ -152,7 +152,6 @@ func TestPrompt_ValidateStages(t *testing.T) {
 		{"credit of none", func(p *P) { p.Stages[0].Credit = []schemas.CreditShare{} }, "stages[0].credit: 0 items; must be at least 1"},
 		{"credit of a frozen stage", func(p *P) { p.Stages[0].Frozen = true }, "stages[0].credit: given; must be absent beside frozen: the stage is not trained"},
 		{"credit twice", func(p *P) { p.Stages[0].Credit[1].Reward = "glyph" }, `stages[0].credit[1].reward: "glyph"; must come at most once for a track`},
-		{"tree", func(p *P) { p.Stages[1].Tree = twos(1) }, "stages[1].tree: given; must be absent in a stage, whose children share what was made before it, and no steps"},
 		{"image setting of a text", func(p *P) { p.Stages[0].Height = new(int64(64)) }, "stages[0].height: given; must be absent beside text: it is for images"},
 		{"noise level", func(p *P) {
 			p.Stages[1].Rollout = schemas.Rollout{SDEType: "cps", NoiseLevel: new(1.5), SDEStepIndices: []int64{0}}
@@ -172,6 +171,34 @@ func TestPrompt_ValidateStages(t *testing.T) {
 	})
 }
 
+func TestPrompt_ValidateStageSegments(t *testing.T) {
+	type P = schemas.Prompt
+	faults(t, stagesPrompt, []fault[P]{
+		{"tree and children", func(p *P) { p.Stages[1].Tree = twos(1) }, "stages[1].children: 2; must be absent beside tree, whose leaves they are"},
+		{"tree beside rounds", func(p *P) { p.Stages[1].Tree, p.Stages[1].Children, p.Rounds = twos(1), nil, new(int64(2)) }, "stages[1].tree: 2; must be absent beside rounds, each of which would have as many again: name the stages of each round instead"},
+		{"tree of more than the group", func(p *P) { p.Stages[1].Tree, p.Stages[1].Children = twos(0, 1, 2, 3), nil }, "group_size: 8; must be a multiple of 16, the children of all stages: it is the number of samples of the last one"},
+		{"tree beyond the steps", func(p *P) { p.Stages[1].Tree, p.Stages[1].Children = twos(4), nil }, "stages[1].tree.branches[0].step_index: 4; must be between 0 and 3"},
+		{"a leaf alone", func(p *P) {
+			p.Stages[1].Tree, p.Stages[1].Children = twos(1), nil
+			p.Stages[1].Tree.Leaf = new(int64(1))
+		}, "stages[1].tree.leaf: given; must be absent in a stage, whose samples are all leaves"},
+		{"scheduled sampling", func(p *P) {
+			p.Stages[1].ImageSettings = schemas.ImageSettings{
+				ScheduledSampling: &schemas.ScheduledSampling{},
+				Start:             &schemas.Start{Data: &schemas.Data{Latents: states(true)}},
+			}
+		}, "stages[1].scheduled_sampling: given; must be absent in a stage, which makes an output, and not latents alone"},
+		{"start with images of each", func(p *P) {
+			p.Stages[1].Start = &schemas.Start{StepIndex: new(int64(1)), Data: &schemas.Data{
+				Images: []schemas.DataImage{{Data: []byte("a")}, {Data: []byte("b")}},
+			}}
+		}, "stages[1].start.data.images: 2 items; must be one in a stage, for all of its samples"},
+		{"start", func(p *P) { p.Stages[1].Start = &schemas.Start{Branch: &schemas.Branch{UID: "p"}} }, ""},
+		{"stop", func(p *P) { p.Stages[1].Stop = &schemas.Stop{StepIndex: new(int64(2))} }, "stages[1].stop.decode: false; must be true in a stage: what judges it, or comes after, sees it"},
+		{"branch scope without a tree", func(p *P) { p.Advantage.BranchScope = schemas.BranchDepth }, `advantage.branch_scope: "depth"; must be absent without a tree`},
+	})
+}
+
 func TestGroup_ValidateStages(t *testing.T) {
 	type R = schemas.Request
 	faults(t, func() *R {
@@ -183,6 +210,7 @@ func TestGroup_ValidateStages(t *testing.T) {
 		{"round", func(r *R) { r.Stage = "paint-3" }, `stage: "paint-3"; must be one of the group's stages`},
 		{"index", func(r *R) { r.Stage = "think" }, `sample_index: 3; must be a multiple of 2 in stage think`},
 		{"tree", func(r *R) { r.Group.Stages[0].Every = 3 }, "group.stages[0].every: 3; must divide that of the stage before, and be 1 of the last"},
+		{"leaves", func(r *R) { r.Group.Stages[0].Tree = twos(1, 2, 3) }, "group.stages[0].tree: 2 x 2 x 2 leaves; must be the samples that one of the stage before has"},
 		{"no rounds", func(r *R) { r.Stage, r.Group.Rounds = "paint", 0 }, "stage: \"paint\"; must be one of the group's stages\ngroup.rounds: 0; must be between 1 and 8"},
 	})
 }

@@ -38,6 +38,14 @@ func TestPrompt_Substitute(t *testing.T) {
 		"substitutes: 2; must be absent unless": func(p *schemas.Prompt) { p.GroupPolicy = nil },
 		"substitutes[0].ground_truth":           func(p *schemas.Prompt) { p.Reward = p.Reward[1:] },
 		"substitutes[1].prompt":                 func(p *schemas.Prompt) { p.Substitutes[1].Prompt = "\xff" },
+		"substitutes: 2; must be absent beside conditions": func(p *schemas.Prompt) {
+			p.Stages = []schemas.StageSpec{{Name: "think", ImageSettings: schemas.ImageSettings{
+				Conditions: []schemas.Condition{{Name: "image", DataImage: schemas.DataImage{Data: []byte("x")}}},
+			}}}
+		},
+		"substitutes[0].negative_prompt: given; must be absent beside stages": func(p *schemas.Prompt) {
+			p.Stages, p.Substitutes[0].NegativePrompt = []schemas.StageSpec{{Name: "think"}}, new("blur")
+		},
 	} {
 		q := p
 		q.Substitutes = append([]schemas.Substitute{}, p.Substitutes...)

@@ -2,6 +2,7 @@ package schemas
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -54,6 +55,14 @@ func (t *Tree) LeavesBelow(depth int) int64 {
 	return n
 }
 
+// depthOf returns how many branch points are on the way to a step, with that before it.
+func (t *Tree) depthOf(step int64) (depth int) {
+	for depth < len(t.Branches) && t.Branches[depth].StepIndex <= step {
+		depth++
+	}
+	return depth
+}
+
 // SampleOf returns the sample that runs the steps before branch point depth (and after the one before it) on the path
 // to a leaf. Depth 0 is the root.
 func (t *Tree) SampleOf(leaf int64, depth int) int64 { return leaf - leaf%t.LeavesBelow(depth) }
@@ -89,7 +98,8 @@ func (p *Prompt) Samples() int64 {
 func (p *Prompt) checkTree(f *faults) {
 	t := p.Tree
 	if t == nil {
-		if p.Advantage.BranchScope != "" {
+		if p.Advantage.BranchScope != "" &&
+			!slices.ContainsFunc(p.Stages, func(s StageSpec) bool { return s.Tree != nil }) {
 			f.inStruct("advantage").add("branch_scope", quote(p.Advantage.BranchScope), "must be absent without a tree")
 		}
 		return

@@ -26,7 +26,9 @@ func (p *Prompt) checkRules(f *faults) {
 		}
 	}
 	f.checkParams("arguments", p.Arguments)
-	if len(p.Substitutes) > 0 && len(p.Conditions) > 0 {
+	given := func(c Condition) bool { return c.Stage == "" }
+	if len(p.Substitutes) > 0 && (slices.ContainsFunc(p.Conditions, given) ||
+		slices.ContainsFunc(p.Stages, func(s StageSpec) bool { return slices.ContainsFunc(s.Conditions, given) })) {
 		f.add("substitutes", strconv.Itoa(len(p.Substitutes)),
 			"must be absent beside conditions, which are of one prompt")
 	}
@@ -41,6 +43,9 @@ func (p *Prompt) checkRules(f *faults) {
 			"must be absent unless zero_std or failed of group_policy is refill")
 	}
 	for i, s := range p.Substitutes {
+		if s.NegativePrompt != nil && len(p.Stages) > 0 {
+			f.inItem("substitutes", i).add("negative_prompt", "given", "must be absent beside stages")
+		}
 		truths := slices.ContainsFunc(p.Reward, func(r RewardSpec) bool { return r.GroundTruth != "" })
 		if s.GroundTruth != "" && !truths {
 			f.inItem("substitutes", i).add("ground_truth", quote(s.GroundTruth.Text()),

@@ -23,11 +23,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // transports are the two ways to a server; every behaviour holds over both.
 var transports = []string{"in-process", "tcp"}
 
-// eachTransport runs a test over every transport, with a fresh server and streams.
+// eachTransport runs a test over every transport, with a fresh server and streams. Under the race detector it leaves
+// out the one that the tests of the services have.
 func eachTransport(t *testing.T, test func(t *testing.T, e *env)) {
 	t.Helper()
 	t.Parallel()
 	for _, transport := range transports {
+		if bustest.Race && transport != "tcp" {
+			continue
+		}
 		t.Run(transport, func(t *testing.T) {
 			t.Parallel()
 			e := newEnv(t, transport)

@@ -29,17 +29,13 @@ type durable struct {
 	// it should be.
 	made  time.Time
 	floor uint64
+	pin   string // that of the client that was pinned then
 }
 
 // settings are the fields that a service's settings decide. A replica with other settings may change them without a
 // loss: no stored message is passed over.
 var settings = []string{
 	"ack_wait", "max_deliver", "max_ack_pending", "priority_policy", "priority_groups", "priority_timeout",
-}
-
-// createWhenReady calls createOrUpdate again while the server is away or the stream is not there yet.
-func (d *durable) createWhenReady(ctx context.Context) error {
-	return d.bus.retryUntilReady(ctx, d.config.Stream, "consumer not ready", d.createOrUpdate)
 }
 
 // createOrUpdate creates the durable on the server, or brings it up to date; services call it at the start, and again
@@ -93,7 +89,7 @@ func (d *durable) tryCreateOrUpdate(ctx context.Context) error {
 		}
 		return d.noteCreated(updated, err)
 	}
-	d.made, d.floor = info.Created, info.AckFloor.Stream
+	d.note(info)
 	d.bus.changed.Delete(d.key())
 	return nil
 }
@@ -115,9 +111,28 @@ func (d *durable) recreate(ctx context.Context, want jetstream.ConsumerConfig, m
 
 func (d *durable) noteCreated(c jetstream.Consumer, err error) error {
 	if err == nil {
-		d.made, d.floor = c.CachedInfo().Created, c.CachedInfo().AckFloor.Stream
+		d.note(c.CachedInfo())
 	}
 	return err
+}
+
+func (d *durable) note(info *jetstream.ConsumerInfo) {
+	d.made, d.floor, d.pin = info.Created, info.AckFloor.Stream, pinOf(info)
+}
+
+// pinned returns the pin that the server had given out when it was asked last.
+func (d *durable) pinned() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.pin
+}
+
+// pinOf returns the pin that the server has given out; "" when there is none.
+func pinOf(info *jetstream.ConsumerInfo) string {
+	for _, g := range info.PriorityGroups {
+		return g.PinnedClientID // a durable has one group
+	}
+	return ""
 }
 
 func (d *durable) reportChange(what string) {
@@ -130,11 +145,11 @@ func (d *durable) reportChange(what string) {
 
 func (d *durable) key() string { return d.config.Stream + "." + d.config.Name }
 
-// checkRegularly checks the durable every Look, and repairs it, until ctx ends.
-func (d *durable) checkRegularly(ctx context.Context) {
+// checkRegularly calls check, which is createOrUpdate and what depends on it, every Look until ctx ends.
+func (d *durable) checkRegularly(ctx context.Context, check func(ctx context.Context) error) {
 	defer d.bus.changed.Delete(d.key())
 	for Pause(ctx, d.config.Look) == nil {
-		err := d.bus.retryWhileAway(ctx, d.createOrUpdate)
+		err := d.bus.retryWhileAway(ctx, check)
 		if err != nil && ctx.Err() == nil && d.bus.waitLog.allow(logEvery) {
 			d.bus.log.Warn().Err(err).Msg("the consumer is not as it should be, trying again")
 		}

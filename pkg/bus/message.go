@@ -78,6 +78,13 @@ func (m *Message) Withdrawal() (withdraw func() error) {
 	return func() error { return nc.Publish(reply, []byte(ackAck)) }
 }
 
+// Recall returns a function that has the server deliver a message at once that was put back by NakWithDelay. The
+// function keeps none of the message's data in memory.
+func (m *Message) Recall() (recall func() error) {
+	nc, reply := m.nc, m.reply
+	return func() error { return nc.Publish(reply, []byte(ackNak)) }
+}
+
 // Term acknowledges the message as never to be delivered again. Write the dead letter before (Bus.Dead). The reason
 // goes into the server's advisory.
 func (m *Message) Term(reason string) error {

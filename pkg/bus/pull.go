@@ -23,6 +23,7 @@ const (
 	rebindPause = 250 * time.Millisecond
 	// returnDelay delays a returned message, so that it does not go to a replica that is about to stop.
 	returnDelay = 20 * time.Millisecond
+	notReady    = "consumer not ready"
 )
 
 // puller asks the server for messages of a durable, for Consume and Subscription, and never for more than are wanted
@@ -80,7 +81,7 @@ func (b *Bus) newPuller(ctx context.Context, c ConsumerConfig) (*puller, error) 
 		return nil, err
 	}
 	d := &durable{bus: b, config: c}
-	if err := d.createWhenReady(ctx); err != nil {
+	if err := b.retryUntilReady(ctx, c.Stream, notReady, d.createOrUpdate); err != nil {
 		return nil, err
 	}
 	p := &puller{
@@ -102,7 +103,7 @@ func (b *Bus) newPuller(ctx context.Context, c ConsumerConfig) (*puller, error) 
 	p.stopBeat, p.stopPulls = stopBeat, stopPulls
 	p.helpers.Go(func() { p.heartbeats.run(beating, c.AckWait) })
 	p.helpers.Go(func() { p.repair(pulling) })
-	p.helpers.Go(func() { d.checkRegularly(pulling) })
+	p.helpers.Go(func() { d.checkRegularly(pulling, p.check) })
 	return p, nil
 }
 
@@ -209,9 +210,7 @@ func (p *puller) handleStatus(m *nats.Msg) {
 	switch code {
 	case "404", "408":
 	case "423": // another client has been pinned, or none
-		p.pinLost = p.pinLost || p.pin != ""
-		p.pin = ""
-		notify(p.ready)
+		p.losePin()
 	case "409":
 		if description != "Batch Completed" && !strings.HasPrefix(description, "Message Size") {
 			p.log.Debug().Str("status", description).Msg("pull ended")
@@ -224,6 +223,29 @@ func (p *puller) handleStatus(m *nats.Msg) {
 		p.suspend()
 	}
 	p.requestMore()
+}
+
+// losePin notes that another client has been pinned, or none. The caller holds the lock.
+func (p *puller) losePin() {
+	p.pinLost = p.pinLost || p.pin != ""
+	p.pin = ""
+	notify(p.ready)
+}
+
+// check checks the durable, and whether this client still has the pin (NATS ADR-42). The server says that it has not
+// only when there is a message to deliver, or when another client is pinned. Two clients that both lost their pin, as
+// in a change of leader, would else keep their parts of a group until the next message comes.
+func (p *puller) check(ctx context.Context) error {
+	p.mu.Lock()
+	pin := p.pin
+	p.mu.Unlock()
+	err := p.durable.createOrUpdate(ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil && pin == p.pin && pin != p.durable.pinned() {
+		p.losePin()
+	}
+	return err
 }
 
 // repair repairs, in the background until ctx ends, what receiving messages cannot: a durable that is gone, a server
@@ -251,7 +273,7 @@ func (p *puller) repair(ctx context.Context) {
 			if Pause(ctx, rebindPause) != nil {
 				return
 			}
-			err := p.durable.createWhenReady(ctx)
+			err := p.bus.retryUntilReady(ctx, p.config.Stream, notReady, p.check)
 			p.mu.Lock()
 			if p.broken = err != nil; p.broken {
 				notify(p.fault)

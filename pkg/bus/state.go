@@ -14,7 +14,7 @@ import (
 func (b *Bus) BranchTrajectory(ctx context.Context, at schemas.Branch) (*schemas.Trajectory, error) {
 	t := &schemas.Trajectory{}
 	m, err := b.Last(ctx, schemas.StreamTrajectories,
-		schemas.TrajectorySubject(at.Run, at.UID, at.SampleIndex, schemas.StageMain))
+		schemas.TrajectorySubject(at.Run, at.UID, at.SampleIndex, at.Place().Stage))
 	switch {
 	case errors.Is(err, ErrNotFound):
 		err = ErrNotFound // the text below says what was not found
@@ -29,7 +29,7 @@ func (b *Bus) BranchTrajectory(ctx context.Context, at schemas.Branch) (*schemas
 			return t, nil
 		}
 	}
-	return nil, fmt.Errorf("sample %d of group %s of run %s: %w", at.SampleIndex, at.UID, at.Run, err)
+	return nil, fmt.Errorf("sample %v of group %s of run %s: %w", at.Place(), at.UID, at.Run, err)
 }
 
 // LoadBranch returns the state that a branch starts from, with the shape of a group's state, [1, S, C]. made is the

@@ -118,12 +118,7 @@ func (s *Subscription) serverPin() string {
 	if err != nil {
 		return ""
 	}
-	for _, g := range info.PriorityGroups {
-		if g.Group == s.config.PriorityGroup {
-			return g.PinnedClientID
-		}
-	}
-	return ""
+	return pinOf(info)
 }
 
 // info asks the server for the state of the consumer.

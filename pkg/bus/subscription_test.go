@@ -250,6 +250,31 @@ func TestSubscription_pinnedAgain(t *testing.T) {
 	})
 }
 
+// A client that was unpinned while no other message comes is told by nobody. It finds out, and hands back what it
+// holds.
+func TestSubscription_unpinnedInSilence(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		c := partition("u1")
+		c.AckWait, c.PinnedTTL, c.Look = time.Minute, time.Minute, 50*time.Millisecond
+		released := 0
+		c.OnRelease = func() { released++ }
+		s := subscribe(t, e.Bus, c)
+		publishGroup(t, e.Bus, "u1", 0, 1)
+		held := take(t, s, 1, bustest.Patience)
+		if again := take(t, s, 1, 4*c.Look); len(held) != 1 || len(again) != 0 || released != 0 {
+			t.Fatalf("got %d, then %d, told %d times; want 1 that it keeps", len(held), len(again), released)
+		}
+		if _, err := e.Conn().Request("$JS.API.CONSUMER.UNPIN."+c.Stream+"."+c.Name, []byte(`{"group":"advantage"}`),
+			time.Second); err != nil {
+			t.Fatal(err)
+		}
+		again := take(t, s, 1, bustest.Patience)
+		if len(again) != 1 || again[0].Delivered != 2 || released != 1 {
+			t.Errorf("got %d, told %d times; want the same again, told once", len(again), released)
+		}
+	})
+}
+
 func TestSubscription_Next_ends(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t, "in-process")

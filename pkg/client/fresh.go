@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/meander-rl/meander/schemas"
@@ -30,6 +31,10 @@ func (c *Client) OffPolicy(ctx context.Context, g *Group, want Fresh) (why strin
 	switch {
 	case g.Status != schemas.StatusComplete && g.Status != schemas.StatusPartial:
 		return "status " + g.Status, nil
+	case severalLanes(g) && (want.Oldest > 0 || want.MaxPolicySpan > 0 || want.WeightsDigest != ""):
+		return "", fmt.Errorf("group %s: versions and digests of weights are of one lane, and these samples have "+
+			"several stages; leave out Oldest, MaxPolicySpan and WeightsDigest: the prompt's group_policy has the "+
+			"rules of each lane", g.UID)
 	case g.PolicyVersionMin < want.Oldest:
 		return fmt.Sprintf("policy version %d; must be %d or newer", g.PolicyVersionMin, want.Oldest), nil
 	case want.MaxPolicySpan > 0 && span > want.MaxPolicySpan:
@@ -41,10 +46,6 @@ func (c *Client) OffPolicy(ctx context.Context, g *Group, want Fresh) (why strin
 		return "", nil
 	}
 	for _, m := range g.Members {
-		if len(m.Stages) > 0 {
-			return "", fmt.Errorf("group %s: a weights digest is for samples of one lane, and these have several "+
-				"stages; leave out WeightsDigest", g.UID)
-		}
 		if m.Status != schemas.StatusScored {
 			continue
 		}
@@ -58,6 +59,10 @@ func (c *Client) OffPolicy(ctx context.Context, g *Group, want Fresh) (why strin
 		}
 	}
 	return "", nil
+}
+
+func severalLanes(g *Group) bool {
+	return slices.ContainsFunc(g.Members, func(m schemas.Member) bool { return len(m.Stages) > 0 })
 }
 
 // FreshGroups is Groups without the groups that must not be trained on. For each of these it calls leftOut, unless

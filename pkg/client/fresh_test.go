@@ -52,6 +52,17 @@ func TestClient_FreshGroups(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q", name, why, err, tt.why)
 		}
 	}
+	staged := *all[0]
+	staged.Members = []schemas.Member{{Status: schemas.StatusScored, Stages: []schemas.StageResult{{Stage: "think"}}}}
+	for _, want := range []client.Fresh{{Oldest: 1}, {MaxPolicySpan: 1}, {WeightsDigest: made.WeightsDigest}} {
+		_, err := c.OffPolicy(t.Context(), &staged, want)
+		if err == nil || !strings.Contains(err.Error(), "of one lane") {
+			t.Errorf("%+v of samples of several lanes: %v", want, err)
+		}
+	}
+	if why, err := c.OffPolicy(t.Context(), &staged, client.Fresh{MaxAge: time.Hour}); why != "" || err != nil {
+		t.Errorf("an age of samples of several lanes: %q, %v", why, err)
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var out []schemas.UID

@@ -43,7 +43,7 @@ func (c *Client) Path(ctx context.Context, t *schemas.Trajectory) ([]PathStep, e
 			return path, nil
 		}
 		at := t.Start.Branch
-		if t, err = c.Trajectory(ctx, at.Run, at.UID, at.SampleIndex); err != nil {
+		if t, err = c.Stage(ctx, at.Run, at.UID, at.SampleIndex, at.Place().Stage); err != nil {
 			return nil, err
 		}
 		end = begin

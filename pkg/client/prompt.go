@@ -500,7 +500,8 @@ type StageSpec struct {
 	// Interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions
 	// and may end the sample (map). Default: a lane makes the stage.
 	Interaction *Interaction
-	// Children: how many samples of this stage each sample of the stage before has (integer 1 to 1024). Default: 1.
+	// Children: how many samples of this stage each sample of the stage before has. Those of a stage with a tree are
+	// its leaves: each sample before has a tree of its own (integer 1 to 1024). Default: 1, or the leaves of tree.
 	Children int64
 	// Frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
 	Frozen bool

@@ -86,6 +86,7 @@ type Parent struct {
 	Run         string `json:"run" parquet:"run"`
 	UID         string `json:"uid" parquet:"uid"`
 	SampleIndex int64  `json:"sample_index" parquet:"sample_index"`
+	Stage       string `json:"stage,omitempty" parquet:"stage,optional"`
 	StepIndex   int64  `json:"step_index" parquet:"step_index"`
 }
 
@@ -224,7 +225,7 @@ func asStage(m *view.Member, a *schemas.Advantage) {
 	l := view.StageOf(m.Trajectory(), a)
 	m.Advantage, m.StepAdvantages = nil, nil
 	if len(l.Advantages) == 1 && l.Advantages[0].Track == "" {
-		m.Advantage = &l.Advantages[0].Value
+		m.Advantage, m.StepAdvantages = &l.Advantages[0].Value, l.Advantages[0].Steps
 	}
 	if l.Samples == 1 {
 		return
@@ -264,7 +265,7 @@ func newSample(
 	}
 	if t.Start != nil && t.Start.Branch != nil {
 		at := t.Start.Branch
-		s.Parent = &Parent{string(at.Run), string(at.UID), at.SampleIndex, at.StepIndex}
+		s.Parent = &Parent{string(at.Run), string(at.UID), at.SampleIndex, string(at.Stage), at.StepIndex}
 	}
 	s.Path = pathOf(a, t.Group.Tree, t.SampleIndex)
 	var err error

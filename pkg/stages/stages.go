@@ -131,6 +131,9 @@ func Request(record *schemas.GroupRecord, at Place, made []*schemas.Trajectory, 
 	if r.NoiseSeed = r.SampleSeed; shared {
 		r.NoiseSeed = flow.GroupSeed(base, of)
 	}
+	if tree := g.Stages[i].Tree; tree != nil {
+		StartAtParent(r, tree, g.Stages[i].Every)
+	}
 	if err := fillTexts(r, record, made); err != nil {
 		return nil, &Fault{at.Stage, err}
 	}

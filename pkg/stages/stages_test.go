@@ -39,6 +39,10 @@ func TestCheck(t *testing.T) {
 		}, []string{"text", "image", "interaction"}, ""},
 		{"no such stage", func(p *schemas.Prompt) { p.Stages[1].Prompt = "{thnk.text}" }, nil, "stages[1].prompt: {thnk.text}: " + known},
 		{"no such entry", func(p *schemas.Prompt) { p.Stages[1].Prompt = "{metadata.answer}" }, nil, "stages[1].prompt: {metadata.answer}: the prompt's metadata has no such entry"},
+		{"substitute without an entry", func(p *schemas.Prompt) {
+			p.Stages[1].Prompt, p.Metadata = "{metadata.answer}", metadata
+			p.Substitutes = []schemas.Substitute{{Prompt: "1+1=?", Metadata: metadata}, {Prompt: "2+2=?"}}
+		}, nil, "substitutes[1]: stages[1].prompt: {metadata.answer}: the prompt's metadata has no such entry"},
 		{"no place", func(p *schemas.Prompt) { p.Stages[1].Prompt = "{}" }, nil, "stages[1].prompt: {}: " + known},
 		{"brace alone", func(p *schemas.Prompt) { p.Stages[1].Prompt = "a } b" }, nil, "stages[1].prompt: a brace alone at byte 2; must be a place, such as {prompt}, or doubled"},
 		{"brace left open", func(p *schemas.Prompt) { p.Stages[0].Messages = []schemas.Message{{Content: "{prompt"}} }, nil, "stages[0].messages[0].content: a brace alone at byte 0; must be a place, such as {prompt}, or doubled"},

@@ -75,9 +75,21 @@ func templatesOf(s *schemas.StageSpec) (list [][2]string) {
 }
 
 // Check returns the faults of what the stages of a prompt refer to, joined: an entry of the metadata or a stage that is
-// not there, one that comes later, or one that makes something else. kinds are those of the stages, in order, "" where
-// they are not known; nil: none is. The prompt has passed Validate.
+// not there, one that comes later, or one that makes something else. Those of its substitutes are faults too. kinds are
+// those of the stages, in order, "" where they are not known; nil: none is. The prompt has passed Validate.
 func Check(p *schemas.Prompt, kinds []string) error {
+	errs := []error{check(p, kinds)}
+	for k := 0; errs[0] == nil && k < len(p.Substitutes); k++ {
+		q := *p
+		if q.Substitute(int64(k + 1)); check(&q, kinds) != nil {
+			errs = append(errs, fmt.Errorf("substitutes[%d]: %w", k, check(&q, kinds)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// check is Check of the prompt alone, without its substitutes.
+func check(p *schemas.Prompt, kinds []string) error {
 	if kinds == nil {
 		kinds = make([]string, len(p.Stages))
 	}

@@ -111,6 +111,8 @@ type StageLine struct {
 type StageAdvantage struct {
 	Track string  `json:"track,omitempty"`
 	Value float64 `json:"value"`
+	// Steps are those of its trained steps, or tokens, where these differ.
+	Steps []float64 `json:"steps,omitempty"`
 }
 
 // Trajectory returns what is stored of the stage.
@@ -130,7 +132,13 @@ func StageOf(t *schemas.Trajectory, a *schemas.Advantage) *StageLine {
 		c := &a.Credits[i]
 		k := t.SampleIndex / max(c.Every, 1)
 		if c.Stage == s.Name && k < int64(len(c.Values)) && c.Values[k] != nil {
-			l.Advantages = append(l.Advantages, StageAdvantage{c.Track, *c.Values[k]})
+			x := StageAdvantage{Track: c.Track, Value: *c.Values[k]}
+			for _, s := range c.Steps {
+				if s.Stage == t.Stage && s.SampleIndex == t.SampleIndex {
+					x.Steps = s.Advantages
+				}
+			}
+			l.Advantages = append(l.Advantages, x)
 		}
 	}
 	return l

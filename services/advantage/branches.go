@@ -2,6 +2,7 @@ package advantage
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/schemas"
@@ -125,23 +126,26 @@ func (g *group) branchPoints(depth int, segments []segment) []schemas.BranchGrou
 		p.Children = append(p.Children, child)
 	}
 	for i := range points {
-		points[i].Mean = meanOf(points[i].Children)
+		rewards := make([]*float64, b.Width)
+		for k, c := range points[i].Children {
+			rewards[k] = c.Reward
+		}
+		if mean := meanOf(rewards); !math.IsNaN(mean) {
+			points[i].Mean = &mean
+		}
 	}
 	return points
 }
 
-// meanOf returns the mean of the rewards of those children that have one; nil if none has.
-func meanOf(children []schemas.BranchChild) *float64 {
-	sum, n := 0.0, 0
-	for _, c := range children {
-		if c.Reward != nil {
-			sum, n = sum+*c.Reward, n+1
+// meanOf returns the mean of those values that are there; NaN: none is.
+func meanOf(values []*float64) float64 {
+	sum, n := 0.0, 0.0
+	for _, v := range values {
+		if v != nil {
+			sum, n = sum+*v, n+1
 		}
 	}
-	if n == 0 {
-		return nil
-	}
-	return new(sum / float64(n))
+	return sum / n
 }
 
 // addBranchPoints adds the segments of a tree's branch points to the sets: one set for each branch point, or one for

@@ -1,6 +1,7 @@
 package advantage
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -54,9 +55,67 @@ func partsOf(s schemas.GroupStage) (list []part) {
 type compared struct {
 	stage   schemas.Stage
 	config  estimator.Config
-	sets    []estimator.Rewards       // of each group
-	credits []*schemas.Credit         // of each group, with the rewards as values
+	sets    []estimator.Rewards       // of each group, or branch point
+	values  [][]*float64              // of each set: rewards, which become advantages
+	credits []*schemas.Credit         // that they are of
 	rounds  [][][]schemas.StageScored // of each value
+}
+
+// add adds the samples of a credit, as sets of so many values.
+func (c *compared) add(set estimator.Rewards, credit *schemas.Credit, rounds [][]schemas.StageScored, width int) {
+	for values := range slices.Chunk(credit.Values, width) {
+		n := len(values)
+		for _, v := range values {
+			if v == nil {
+				n--
+			}
+		}
+		if n > 0 {
+			c.sets = append(c.sets, estimator.Rewards{
+				Values: set.Values[:n], Scores: set.Scores[:n], Lengths: set.Lengths[:n],
+			})
+			c.values, c.credits = append(c.values, values), append(c.credits, credit)
+			c.rounds = append(c.rounds, rounds[:n])
+		}
+		set.Values, set.Scores, set.Lengths, rounds = set.Values[n:], set.Scores[n:], set.Lengths[n:], rounds[n:]
+	}
+}
+
+// branched are the samples of a part that are the leaves of trees. The segments of each depth, before the first branch
+// point and after each, are compared as those of a tree without stages (see estimateBranches): the ones before the
+// first with those of the other trees.
+type branched struct {
+	part
+	credit   *schemas.Credit
+	rounds   [][]schemas.StageScored // of each value
+	segments []schemas.Credit        // of each depth; none: they have the means of their leaves
+}
+
+// setSteps gives the trained steps of each sample the advantages of the segments that they are of.
+func (b *branched) setSteps() {
+	next := 0
+	for i, v := range b.credit.Values {
+		if v == nil {
+			continue
+		}
+		x, all := &b.rounds[next][0], []float64(nil)
+		next++
+		for depth, n := range x.Segments[:min(len(x.Segments), len(b.Tree.Branches)+1)] {
+			behind := int(b.Tree.LeavesBelow(depth))
+			var of float64
+			if at := i / behind; b.segments != nil {
+				of = *b.segments[depth].Values[at]
+			} else {
+				of = meanOf(b.credit.Values[at*behind:][:behind])
+			}
+			all = append(all, slices.Repeat([]float64{of}, int(n))...)
+		}
+		if len(all) > 0 {
+			b.credit.Steps = append(b.credit.Steps, schemas.CreditSteps{
+				Stage: x.Stage, SampleIndex: x.SampleIndex, Advantages: all,
+			})
+		}
+	}
 }
 
 // estimateCredits returns, for each of the groups at the given indices, the advantages of its parts; nil for a group
@@ -65,6 +124,21 @@ func estimateCredits(cfg estimator.Config, groups []*group, at []int) ([][]schem
 	out := make([][]schemas.Credit, len(at))
 	var list []*compared
 	of := map[string]*compared{} // by what they must have in common
+	compare := func(g *group, p part, credit *schemas.Credit, depth, width int) [][]schemas.StageScored {
+		set, rounds := g.rewardsOf(p, credit)
+		if len(set.Values) == 0 {
+			return nil // no sample ran the stage
+		}
+		c := p.config(cfg)
+		key := fmt.Sprint(p.Name, " ", p.Kind, " ", p.track, " ", depth, " ", c.Weights)
+		if of[key] == nil {
+			of[key] = &compared{stage: p.Name, config: c}
+			list = append(list, of[key])
+		}
+		of[key].add(set, credit, rounds, cmp.Or(width, len(credit.Values)))
+		return rounds
+	}
+	var trees []*branched
 	for k, i := range at {
 		parts := groups[i].parts()
 		if len(parts) > 0 { // absent, not empty
@@ -72,24 +146,34 @@ func estimateCredits(cfg estimator.Config, groups []*group, at []int) ([][]schem
 		}
 		for n, p := range parts {
 			credit := &out[k][n]
-			set, rounds := groups[i].rewardsOf(p, credit)
-			if len(set.Values) == 0 {
-				continue // no sample ran the stage
+			rounds := compare(groups[i], p, credit, -1, 0)
+			if p.Tree == nil || rounds == nil {
+				continue
 			}
-			c := p.config(cfg)
-			key := fmt.Sprint(p.Name, " ", p.Kind, " ", p.track, " ", c.Weights)
-			if of[key] == nil {
-				of[key] = &compared{stage: p.Name, config: c}
-				list = append(list, of[key])
+			b := &branched{part: p, credit: credit, rounds: rounds}
+			trees = append(trees, b)
+			scope := groups[i].spec.Advantage.BranchScope
+			if scope == schemas.BranchLeaves {
+				continue
 			}
-			x := of[key]
-			x.sets, x.credits, x.rounds = append(x.sets, set), append(x.credits, credit), append(x.rounds, rounds)
+			b.segments = make([]schemas.Credit, len(p.Tree.Branches)+1)
+			for depth := range b.segments {
+				width := 0
+				if depth > 0 && scope == schemas.BranchSiblings {
+					width = int(p.Tree.Branches[depth-1].Width)
+				}
+				p.Every = b.Every * p.Tree.LeavesBelow(depth)
+				compare(groups[i], p, &b.segments[depth], depth, width)
+			}
 		}
 	}
 	for _, c := range list {
 		if err := c.estimate(); err != nil {
 			return nil, fmt.Errorf("stage %s: %w", c.stage, err)
 		}
+	}
+	for _, b := range trees {
+		b.setSteps()
 	}
 	return out, nil
 }
@@ -117,15 +201,15 @@ func (c *compared) estimate() error {
 			return err
 		}
 	}
-	for k, credit := range c.credits {
+	for k, values := range c.values {
 		next := 0
-		for i := range credit.Values {
-			if credit.Values[i] == nil {
+		for i := range values {
+			if values[i] == nil {
 				continue
 			}
-			credit.Values[i] = &results[k].Advantages[next]
+			values[i] = &results[k].Advantages[next]
 			if all := results[k].StepAdvantages; all != nil {
-				addSteps(credit, c.rounds[k][next], all[next])
+				addSteps(c.credits[k], c.rounds[k][next], all[next])
 			}
 			next++
 		}

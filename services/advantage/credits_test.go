@@ -1,6 +1,7 @@
 package advantage
 
 import (
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -177,6 +178,33 @@ func TestCredits_LaneRules(t *testing.T) {
 	}
 }
 
+// A judge ended a sample after its text, which stands for it: its lane is another one than that of the others, with
+// versions, schedules and lengths of its own.
+func TestCredits_OtherLaneStands(t *testing.T) {
+	cfg, err := estimator.Default(estimator.ReinforcePlusPlus)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Gamma = 0.5
+	rewards := staged("g", []float64{1, 2, 3, 4}, nil, func(g *schemas.Group) {
+		cfg.Resolve(&g.Advantage)
+		g.GroupPolicy = &schemas.GroupPolicy{MaxPolicySpan: new(int64(1))}
+	})
+	for i, r := range rewards {
+		plan := &r.Stages[0]
+		if plan.PolicyVersionMin, plan.PolicyVersionMax, plan.TrainedSteps = 7, 7, 1; i < 2 {
+			r.Stages, r.Trained = r.Stages[:1], plan.Trained
+		}
+	}
+	a := closeGroup(t, rewards)
+	if a.Status != schemas.StatusComplete {
+		t.Fatalf("group is %s: %s", a.Status, a.Error)
+	}
+	if values, at := ofStage(t, a, "p2"); !slices.Equal(at, []int64{2, 3}) {
+		t.Errorf("p2 has the advantages %v of the samples %v", values, at)
+	}
+}
+
 // matrix gives rewards two scores, a and b.
 func matrix(rewards []*schemas.Reward, a, b []float64, credit func(g *schemas.Group)) []*schemas.Reward {
 	for i, r := range rewards {
@@ -300,5 +328,67 @@ func TestCredits_Gamma(t *testing.T) {
 	}
 	if n := len(got.Credits[1].Steps); n != 4 {
 		t.Errorf("%d paintings have advantages of their steps, want 4", n)
+	}
+}
+
+// The steps of a stage that is a tree have the advantages of their segments, worked out by hand. Those before the first
+// branch point are compared with those of the other trees.
+func TestCredits_Tree(t *testing.T) {
+	const eps = 1e-4
+	over := func(x, variance float64) float64 { return x / (math.Sqrt(variance) + eps) }
+	root := over(0.5, 0.5) // of the means 3 and 2 of the two trees
+	for scope, want := range map[string][][]float64{
+		schemas.BranchSiblings: { // segments 2 and 4, 0 and 4
+			{root, over(-1, 2), over(-1, 2)},
+			{over(1, 2)},
+			{over(1, 2), over(-2, 8)},
+			{over(2, 8)},
+			{-root, over(-2, 8), 0},
+			{0},
+			{over(2, 8), 0},
+			{0},
+		},
+		schemas.BranchDepth: { // all of a depth: 11/3 and 32/7 are their variances
+			{root, over(-0.5, 11.0/3), over(-1.5, 32.0/7)},
+			{over(0.5, 32.0/7)},
+			{over(1.5, 11.0/3), over(-0.5, 32.0/7)},
+			{over(3.5, 32.0/7)},
+			{-root, over(-2.5, 11.0/3), over(-2.5, 32.0/7)},
+			{over(-2.5, 32.0/7)},
+			{over(1.5, 11.0/3), over(1.5, 32.0/7)},
+			{over(1.5, 32.0/7)},
+		},
+		schemas.BranchLeaves: { // means of those of the leaves
+			{over(0.5, 32.0/7), over(-0.5, 32.0/7), over(-1.5, 32.0/7)},
+			{over(0.5, 32.0/7)},
+			{over(1.5, 32.0/7), over(-0.5, 32.0/7)},
+			{over(3.5, 32.0/7)},
+			{over(-0.5, 32.0/7), over(-2.5, 32.0/7), over(-2.5, 32.0/7)},
+			{over(-2.5, 32.0/7)},
+			{over(1.5, 32.0/7), over(1.5, 32.0/7)},
+			{over(1.5, 32.0/7)},
+		},
+	} {
+		t.Run(scope, func(t *testing.T) {
+			rewards := staged("g", []float64{1, 3, 2, 6, 0, 0, 4, 4}, nil, func(g *schemas.Group) {
+				g.Advantage.BranchScope, g.Stages[0].Every = scope, 4
+				g.Stages[1].Tree = &schemas.Tree{Branches: []schemas.BranchPoint{
+					{StepIndex: 1, Width: 2}, {StepIndex: 2, Width: 2},
+				}}
+			})
+			for i, r := range rewards { // three steps, all trained; each is of the lowest leaf behind it
+				r.Stages[1].Segments = [][]int64{{1, 1, 1}, {0, 0, 1}, {0, 1, 1}, {0, 0, 1}}[i%4]
+			}
+			a := closeGroup(t, rewards)
+			if len(a.Credits) != 3 || a.Credits[1].Stage != "p1" || len(a.Credits[1].Steps) != len(want) {
+				t.Fatalf("%s: credits %+v", a.Error, a.Credits)
+			}
+			for i, s := range a.Credits[1].Steps {
+				if s.Stage != "p1" || s.SampleIndex != int64(i) || !slices.EqualFunc(s.Advantages, want[i],
+					func(a, b float64) bool { return math.Abs(a-b) < 1e-12 }) {
+					t.Errorf("sample %d: %+v, want %v", i, s, want[i])
+				}
+			}
+		})
 	}
 }

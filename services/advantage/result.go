@@ -113,7 +113,7 @@ func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []floa
 		a.Status = schemas.StatusMixed
 	case len(scored) == 0:
 		a.Status, a.Error = schemas.StatusFailed, g.whyFailed(members)
-	case span > *policy.MaxPolicySpan:
+	case len(g.spec.Stages) == 0 && span > *policy.MaxPolicySpan: // checkStages has those of each lane
 		a.Status = schemas.StatusMixed
 		a.Error = fmt.Sprintf("policy versions %d to %d are a span of %d; max_policy_span is %d",
 			a.PolicyVersionMin, a.PolicyVersionMax, span, *policy.MaxPolicySpan)
@@ -244,7 +244,7 @@ func estimateAlike(groups []*group, outlines []*schemas.Advantage, at []int) {
 				continue
 			}
 			m.Advantage = &r.Advantages[next]
-			if r.StepAdvantages != nil && or(m.Tokens, 1) > 0 {
+			if r.StepAdvantages != nil && or(m.Tokens, 1) > 0 && len(m.Stages) == 0 { // those of stages are credits
 				m.StepAdvantages = r.StepAdvantages[next]
 			}
 			next++

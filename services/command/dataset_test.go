@@ -15,6 +15,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/scorer"
@@ -493,6 +494,7 @@ func TestLoad_PipeWithWriter(t *testing.T) {
 
 // A run may have as many prompts as a file.
 func TestClaim_ManyPrompts(t *testing.T) {
+	bustest.Sequential(t, others)
 	a := &app{store: t.TempDir(), logLevel: "error"}
 	conn, err := a.connect(t.Context(), zerolog.Nop())
 	if err != nil {

@@ -242,6 +242,7 @@ func statusesOf(p *view.Progress) []byte {
 // Every view of a run says the same, whatever became of it: status, top, the list, the report, the page and intake's
 // answer to clients in other languages.
 func TestOutcomes(t *testing.T) {
+	bustest.Sequential(t, others)
 	inStore(t)
 	b := connected(t)
 	cases := outcomeCases()

@@ -116,7 +116,7 @@ func costOf(r *schemas.Request, policy *schemas.Policy) (*Cost, error) {
 		}
 	}
 	c.FlatEvaluations = c.Evaluations
-	if r.Group.Tree != nil {
+	if r.Group.TreeOf(r.Stage) != nil {
 		c.StartStepIndex = 0 // the leaf has all steps behind it
 		c.FlatEvaluations = sampling.Evaluations(&r.Sampling, 0, end)
 	}

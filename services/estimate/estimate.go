@@ -218,7 +218,7 @@ func (p *Estimate) resolveStages(e *schemas.Prompt) error {
 	if e.GroupPolicy != nil {
 		schemas.SetDefaults(e.GroupPolicy)
 	}
-	costs := make([]*Cost, len(e.Stages))
+	costs := make([][]*Cost, len(e.Stages)) // of each shape
 	if known {
 		e.UID = cmp.Or(e.UID, "-")
 		a, err := intake.ResolveStages("-", e, policies, p.facts.origin())
@@ -231,8 +231,12 @@ func (p *Estimate) resolveStages(e *schemas.Prompt) error {
 			if policies[i] == nil {
 				continue
 			}
-			if costs[i], err = costOf(&plan[i], policies[i]); err != nil {
-				return fmt.Errorf("stages[%d]: %w", i, err)
+			for _, r := range a.Shapes(i) {
+				cost, err := costOf(r, policies[i])
+				if err != nil {
+					return fmt.Errorf("stages[%d]: %w", i, err)
+				}
+				costs[i] = append(costs[i], cost)
 			}
 		}
 		for _, w := range intake.Unscored(&plan[0]) {
@@ -253,7 +257,9 @@ func (p *Estimate) resolveStages(e *schemas.Prompt) error {
 		if of.Cost == nil {
 			of.Cost = &Cost{}
 		}
-		of.addSamplesOf(costs[i], n)
+		for _, cost := range costs[i] {
+			of.addSamplesOf(cost, n/int64(len(costs[i])))
+		}
 	}
 	p.Rounds = max(p.Rounds, e.MostRounds())
 	p.addGroup(e, e.Samples(), rewards, &advantage)

@@ -296,9 +296,10 @@ func (a *asked) receipt(warnings []string) *schemas.Receipt {
 	}
 	g, steps := &a.record.Group, int64(0)
 	for i := range a.record.Stages {
-		if of := []*schemas.Request{&a.record.Stages[i]}; !g.IsInteraction(g.Stages[i].Name) {
-			r := receiptOf(of, nil)
-			steps += r.AllSteps() / r.Samples * a.record.GroupSize / g.Stages[i].Every * g.Rounds
+		of := a.Shapes(i)
+		for k := 0; k < len(of) && !g.IsInteraction(g.Stages[i].Name); k++ {
+			r := receiptOf(of[k:k+1], nil)
+			steps += r.AllSteps() / r.Samples * a.record.GroupSize / g.Stages[i].Every * g.Rounds / int64(len(of))
 		}
 	}
 	return &schemas.Receipt{

@@ -74,9 +74,9 @@ func (s *service) checkBranch(ctx context.Context, r *schemas.Request, policy *s
 	t, err := s.bus.BranchTrajectory(ctx, at)
 	if errors.Is(err, bus.ErrNotFound) {
 		g, err := s.bus.Group(ctx, at.Run, at.UID)
-		if err == nil && len(g.Stages) > 0 {
-			return refuse("", "a sample of several stages, of group %s of run %s; must be of one lane%s", at.UID,
-				at.Run, otherwise)
+		if err == nil && len(g.Stages) > 0 && at.Stage == "" {
+			return refuse(".stage", "absent; must be the one that stored the state: group %s of run %s has several",
+				at.UID, at.Run)
 		}
 	}
 	switch {

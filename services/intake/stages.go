@@ -39,14 +39,30 @@ func (a *asked) sizes() (list []int64) {
 		return list
 	}
 	for i := range a.record.Stages {
-		size := int64(0) // of an interaction
-		if a.policies[i] != nil {
-			size = a.record.Stages[i].StepBytes(a.policies[i])
-		}
-		g := &a.record.Group
-		for range a.record.GroupSize / g.Stages[i].Every * g.Rounds {
+		g, of := &a.record.Group, a.Shapes(i)
+		for k := range a.record.GroupSize / g.Stages[i].Every * g.Rounds {
+			size := int64(0) // of an interaction
+			if a.policies[i] != nil {
+				size = of[k%int64(len(of))].StepBytes(a.policies[i])
+			}
 			list = append(list, size)
 		}
+	}
+	return list
+}
+
+// Shapes returns stage i as the requests that differ in more than seeds and texts: its own, or those of the leaves of
+// its tree. As many samples of the stage have each.
+func (a *asked) Shapes(i int) (list []*schemas.Request) {
+	s := &a.record.Group.Stages[i]
+	if s.Tree == nil {
+		return []*schemas.Request{&a.record.Stages[i]}
+	}
+	for leaf := range s.Tree.Leaves() {
+		r := new(a.record.Stages[i])
+		r.SampleIndex = leaf * s.Every
+		stages.StartAtParent(r, s.Tree, s.Every)
+		list = append(list, r)
 	}
 	return list
 }
@@ -93,6 +109,9 @@ func lanePrompt(p *schemas.Prompt, i int) *schemas.Prompt {
 	q.GroupPolicy, q.Refill = p.GroupPolicy, p.Refill
 	if q.Priority == nil {
 		q.Priority = p.Priority
+	}
+	if q.Tree != nil { // of as many samples; there may be several
+		q.GroupSize = new(q.Tree.Leaves())
 	}
 	return q
 }
@@ -230,10 +249,14 @@ func (s *service) resolveStages(ctx context.Context, m *bus.Message, run schemas
 			continue
 		}
 		lane := q.Stages[i].AsPrompt()
-		if err := s.storeConditions(ctx, lane, policies[i], put); err != nil {
+		err := s.storeStart(ctx, lane, put)
+		if err == nil {
+			err = s.storeConditions(ctx, lane, policies[i], put)
+		}
+		if err != nil {
 			return nil, inStage(i, err)
 		}
-		q.Stages[i].Conditions = lane.Conditions
+		q.Stages[i].ImageSettings = lane.ImageSettings
 	}
 	a, err := ResolveStages(run, q, policies,
 		Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
@@ -242,6 +265,11 @@ func (s *service) resolveStages(ctx context.Context, m *bus.Message, run schemas
 	}
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
+	}
+	for i := range a.record.Stages {
+		if err := s.checkBranch(ctx, &a.record.Stages[i], policies[i]); err != nil {
+			return nil, inStage(i, err)
+		}
 	}
 	return a, nil
 }
@@ -290,7 +318,7 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 		}
 		deadline = max(deadline, plan[i].Group.Deadline)
 	}
-	group.Deadline, group.Reward, group.Rounds = deadline, rewards, p.MostRounds()
+	group.Deadline, group.Reward, group.Rounds, group.Tree = deadline, rewards, p.MostRounds(), nil
 	if group.Advantage, err = stagesAdvantage(p, rewards, &plan[last]); err != nil {
 		return nil, err
 	}
@@ -307,7 +335,8 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 			return nil, fmt.Errorf("stages[%d].%w", i, err)
 		}
 		group.Stages = append(group.Stages, schemas.GroupStage{
-			Name: s.Name, Kind: kinds[i], Lane: plan[i].Lane, Every: p.EveryOf(i), Frozen: s.Frozen, Credit: credit,
+			Name: s.Name, Kind: kinds[i], Lane: plan[i].Lane, Every: p.EveryOf(i), Tree: s.Tree, Frozen: s.Frozen,
+			Credit: credit,
 		})
 	}
 	for k := range rewards {
@@ -361,6 +390,9 @@ func stagesAdvantage(p *schemas.Prompt, rewards []schemas.RewardSpec, last *sche
 ) {
 	q := new(*p)
 	q.GroupSize = new(p.Samples())
+	for i := range p.Stages {
+		q.Tree = cmp.Or(q.Tree, p.Stages[i].Tree)
+	}
 	trained := 1
 	if last.Text == nil {
 		trained = len(last.StochasticSteps())

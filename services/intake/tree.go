@@ -2,9 +2,9 @@ package intake
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/meander-rl/meander/pkg/flow"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -48,29 +48,6 @@ func setTreeStarts(requests []*schemas.Request, tree *schemas.Tree, base string)
 		return
 	}
 	for _, r := range requests {
-		startAtParent(r, tree)
-	}
-}
-
-// startAtParent sets a request's start at its branch point. It adds the states that the sample's own children start
-// with to those that are stored, and removes those before the start.
-func startAtParent(r *schemas.Request, tree *schemas.Tree) {
-	path := tree.Path(r.SampleIndex)
-	begin := path[len(path)-1].Begin
-	r.ReturnStepIndices = slices.DeleteFunc(slices.Clone(r.ReturnStepIndices), func(k int64) bool { return k < begin })
-	for depth, b := range tree.Branches {
-		if tree.SampleOf(r.SampleIndex, depth) == r.SampleIndex && !slices.Contains(r.ReturnStepIndices, b.StepIndex) {
-			r.ReturnStepIndices = append(r.ReturnStepIndices, b.StepIndex)
-		}
-	}
-	slices.Sort(r.ReturnStepIndices)
-	r.CheckpointStepIndices = slices.DeleteFunc(slices.Clone(r.CheckpointStepIndices), func(k int64) bool {
-		return k <= begin || slices.Contains(r.ReturnStepIndices, k)
-	})
-	if len(path) > 1 {
-		parent := path[len(path)-2].SampleIndex
-		r.Start = &schemas.SegmentStart{
-			StepIndex: begin, Branch: &schemas.Branch{Run: r.Run, UID: r.UID, SampleIndex: parent, StepIndex: begin},
-		}
+		stages.StartAtParent(r, tree, 1)
 	}
 }

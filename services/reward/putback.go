@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 
-	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -13,7 +12,7 @@ import (
 // count as in flight until longestWait is over. If too many wait, it forgets them; those are delivered again.
 type putBackSamples struct {
 	mu     sync.Mutex
-	groups map[groupKey]map[uint64]func() error // withdraws a message, by the sequence of its trajectory
+	groups map[groupKey]map[uint64]func() error // withdraws or recalls a message, by the sequence of its trajectory
 	n      int
 }
 
@@ -26,9 +25,9 @@ func newPutBackSamples() *putBackSamples {
 	return &putBackSamples{groups: map[groupKey]map[uint64]func() error{}}
 }
 
-// add records the message of a sample that was put back, so that it can be withdrawn if another handler completes the
-// sample. With too many it forgets all; those are delivered again, which only costs time.
-func (a *putBackSamples) add(t *schemas.Trajectory, m *bus.Message) {
+// add records how the message of a sample that was put back, at a sequence, is taken from where it waits. With too many
+// it forgets all; those are delivered again, which only costs time.
+func (a *putBackSamples) add(t *schemas.Trajectory, seq uint64, take func() error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.n >= maxSamplesKept {
@@ -39,10 +38,10 @@ func (a *putBackSamples) add(t *schemas.Trajectory, m *bus.Message) {
 	if a.groups[key] == nil {
 		a.groups[key] = map[uint64]func() error{}
 	}
-	if a.groups[key][m.Seq] == nil {
+	if a.groups[key][seq] == nil {
 		a.n++
 	}
-	a.groups[key][m.Seq] = m.Withdrawal()
+	a.groups[key][seq] = take
 }
 
 // remove forgets a sample that was delivered again, or is done.
@@ -58,41 +57,48 @@ func (a *putBackSamples) remove(key groupKey, seq uint64) {
 	}
 }
 
-// withdraw withdraws the message of a sample whose reward is stored, if the message was put back here.
+// withdraw withdraws the message of a sample whose reward is stored, if the message was put back here and is of no
+// other sample: of several stages that of the last one.
 func (a *putBackSamples) withdraw(r *schemas.Reward) {
-	key := groupKey{r.Run, r.UID}
+	key, seq := groupKey{r.Run, r.UID}, r.TrajectorySeq
+	if n := len(r.Stages); n > 0 {
+		last := &r.Stages[n-1]
+		if seq = last.TrajectorySeq; r.Group.Stages[r.Group.StageIndex(last.Stage)].Every > 1 {
+			return
+		}
+	}
 	a.mu.Lock()
-	withdraw := a.groups[key][r.TrajectorySeq]
+	withdraw := a.groups[key][seq]
 	a.mu.Unlock()
 	if withdraw != nil {
 		_ = withdraw() // if that fails it is delivered again
-		a.remove(key, r.TrajectorySeq)
+		a.remove(key, seq)
 	}
 }
 
-// removeGroups forgets the put-back samples of the groups for which rule is true, and returns the functions that
-// withdraw their messages; withdrawCancelled calls it for cancelled groups.
-func (a *putBackSamples) removeGroups(rule func(groupKey) bool) (withdrawals []func() error) {
+// takeGroups forgets the put-back samples of the groups for which rule is true, and takes their messages from where
+// they wait. What fails is delivered again.
+func (a *putBackSamples) takeGroups(rule func(groupKey) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for key, samples := range a.groups {
 		if !rule(key) {
 			continue
 		}
-		for _, withdraw := range samples {
-			withdrawals = append(withdrawals, withdraw)
+		for _, take := range samples {
+			_ = take()
 		}
 		a.n -= len(samples)
 		delete(a.groups, key)
 	}
-	return withdrawals
 }
 
-// followCancellations withdraws the put-back messages of groups as they are cancelled, until ctx ends.
-func (s *service) followCancellations(ctx context.Context) error {
+// followControls withdraws the put-back messages of groups as they are cancelled, and recalls those of runs as they are
+// resumed, until ctx ends.
+func (s *service) followControls(ctx context.Context) error {
 	for {
 		changed := s.controls.Changed()
-		s.withdrawCancelled()
+		s.takeControlled()
 		select {
 		case <-ctx.Done():
 			return nil
@@ -101,10 +107,8 @@ func (s *service) followCancellations(ctx context.Context) error {
 	}
 }
 
-// withdrawCancelled withdraws the samples of cancelled groups.
-func (s *service) withdrawCancelled() {
-	cancelled := func(g groupKey) bool { return s.controls.Of(g.run, g.uid).Cancelled() != nil }
-	for _, withdraw := range s.putBackSamples.removeGroups(cancelled) {
-		_ = withdraw() // if that fails it is delivered again
-	}
+// takeControlled withdraws the samples of cancelled groups, and recalls those of runs that are not paused any more.
+func (s *service) takeControlled() {
+	s.putBackSamples.takeGroups(func(g groupKey) bool { return s.controls.Of(g.run, g.uid).Cancelled() != nil })
+	s.pausedSamples.takeGroups(func(g groupKey) bool { return s.controls.Of(g.run, g.uid).Paused() == nil })
 }

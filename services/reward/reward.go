@@ -94,7 +94,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	log.Info().Interface("scorers", s.catalog.versions()).Int("workers", cfg.Workers).Msg("scorers ready")
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.controls.Follow(ctx) })
-	g.Go(func() error { return s.followCancellations(ctx) })
+	g.Go(func() error { return s.followControls(ctx) })
 	g.Go(func() error { return s.scoreLost(ctx) })
 	instance := "reward-" + strings.ToLower(rand.Text()[:8])
 	g.Go(func() error {
@@ -133,10 +133,11 @@ type service struct {
 	catalog *catalog
 	metrics *instruments
 	// controls are what operators asked of runs: samples of cancelled groups are not scored.
-	controls       *bus.Controls
-	cache          *sampleCache
-	putBackSamples *putBackSamples
-	images         *imageMemory
+	controls *bus.Controls
+	cache    *sampleCache
+	// putBackSamples wait for another event, pausedSamples for their run to be resumed.
+	putBackSamples, pausedSamples *putBackSamples
+	images                        *imageMemory
 	// ratingGroup is full while a group is rated as a whole.
 	ratingGroup chan struct{}
 }
@@ -160,7 +161,8 @@ func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger)
 	}
 	return &service{
 		cfg: cfg, bus: b, catalog: c, controls: controls, metrics: metrics, cache: newSampleCache(),
-		putBackSamples: newPutBackSamples(), images: newImageMemory(cfg.ImageMiB), ratingGroup: make(chan struct{}, 1),
+		putBackSamples: newPutBackSamples(), pausedSamples: newPutBackSamples(),
+		images: newImageMemory(cfg.ImageMiB), ratingGroup: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -172,6 +174,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		return bus.Garbage(schemas.CodeDecode, err)
 	}
 	s.putBackSamples.remove(groupKey{t.Run, t.UID}, m.Seq)
+	s.pausedSamples.remove(groupKey{t.Run, t.UID}, m.Seq)
 	if s.controls.Of(t.Run, t.UID).Cancelled() != nil {
 		return nil // its group has closed
 	}
@@ -194,9 +197,13 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	if err == nil {
 		err = putBack(ctx, m, p)
 	}
-	if err == nil && p.completedByOther {
-		s.putBackSamples.add(&t, m)
-		s.withdrawCancelled()
+	if err == nil && (p.completedByOther || p.paused) {
+		if p.paused {
+			s.pausedSamples.add(&t, m.Seq, m.Recall())
+		} else {
+			s.putBackSamples.add(&t, m.Seq, m.Withdrawal())
+		}
+		s.takeControlled()
 	}
 	return err
 }
@@ -239,6 +246,8 @@ type delay struct {
 	after time.Duration
 	// completedByOther: it lacks a verdict or other samples of its group; the handler of that event completes it.
 	completedByOther bool
+	// paused: its run is, and it goes on when that is resumed.
+	paused bool
 }
 
 // putBack asks the server to deliver a sample's message again after the delay, if there is one. That does not count

@@ -40,8 +40,14 @@ func (s *service) goOn(ctx context.Context, t *schemas.Trajectory, seq uint64) (
 	if len(next) == 0 {
 		return s.endSamples(ctx, path, t.Place(), nil)
 	}
+	switch _, err := s.bus.Result(ctx, t.Run, t.UID, t.GroupSize, t.Group.Batch); {
+	case err == nil:
+		return delay{}, nil // it has closed without this sample
+	case !errors.Is(err, bus.ErrNotFound):
+		return delay{}, err
+	}
 	if t.Group.IsInteraction(next[0].Stage) && s.controls.Of(t.Run, t.UID).Paused() != nil {
-		return delay{after: pausedRetry}, nil
+		return delay{after: pausedRetry, paused: true}, nil
 	}
 	record, err := s.record(ctx, t.Run, t.UID)
 	if err == nil && record == nil {
@@ -167,6 +173,21 @@ func (s *service) standsFor(ctx context.Context, of *schemas.Trajectory, sample 
 	return t, seq, nil
 }
 
+// stopIfControlled calls stop when the group of a request is cancelled, or all samples that it leads to are pruned: no
+// stage comes after what an interaction says then. It returns when ctx ends.
+func (s *service) stopIfControlled(ctx context.Context, stop func(), r *schemas.Request) {
+	for ctx.Err() == nil {
+		changed := s.controls.Changed()
+		if s.controls.Of(r.Run, r.UID).Cancelled() != nil || s.controls.Pruned(r) != nil {
+			stop()
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		}
+	}
+}
+
 // interact asks the interaction that makes a stage, and stores what it says as the stage's trajectory. One that gives
 // no answer, or none before the deadline of the group, fails the stage; other errors are temporary.
 func (s *service) interact(ctx context.Context, r *schemas.Request) error {
@@ -179,6 +200,13 @@ func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 	}
 	t.Timings.Received = time.Now().UnixNano()
 	t.Timings.Started, t.Timings.Finished = t.Timings.Received, t.Timings.Received
+	pruned := func() bool {
+		c := s.controls.Pruned(r)
+		if c != nil {
+			t.StopReason, t.Error = schemas.StopPruned, c.Sentence()
+		}
+		return c != nil
+	}
 	store := func() error {
 		its := bus.Against(func(first *schemas.Trajectory) (fault, err error) { return r.AnsweredBy(first), nil })
 		if _, err := s.bus.Publish(ctx, t, its, bus.WaitForSpace()); err != nil {
@@ -186,8 +214,7 @@ func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 		}
 		return nil
 	}
-	if c := s.controls.Pruned(r); c != nil {
-		t.StopReason, t.Error = schemas.StopPruned, c.Sentence()
+	if pruned() {
 		return store()
 	}
 	ask := &schemas.InteractRequest{
@@ -210,6 +237,7 @@ func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 	due := s.due(t)
 	asked, stop := context.WithDeadline(ctx, due)
 	defer stop()
+	go s.stopIfControlled(asked, stop, r)
 	reply, err := interaction.Ask(asked, s.bus.Conn(), ask, x.Timeout())
 	if err != nil && asked.Err() != nil && ctx.Err() == nil {
 		err = &interaction.Fault{
@@ -219,6 +247,9 @@ func (s *service) interact(ctx context.Context, r *schemas.Request) error {
 	}
 	t.Timings.Finished = time.Now().UnixNano()
 	switch fault, final := errors.AsType[*interaction.Fault](err); {
+	case err != nil && s.controls.Of(r.Run, r.UID).Cancelled() != nil:
+		return nil
+	case err != nil && pruned():
 	case final:
 		t.StopReason, t.Error = schemas.StopFailed, fmt.Sprintf("interaction %s: %v", x.Name, fault)
 		t.Text.Conversation = fault.State

@@ -33,6 +33,7 @@ func (s *served) report(t *testing.T, run schemas.Run, o ui.ReportOptions) (stri
 
 // A report is the page, opened from a file: a run of 500 samples, its groups and its samples, without a server.
 func TestPage_Report(t *testing.T) {
+	bustest.Sequential(t, "the browser has a file, no server; TestReport_Bounds writes one too")
 	b := startBrowser(t)
 	s := servePage(t, nil)
 	s.startPipeline(t)

@@ -34,21 +34,25 @@ const (
 )
 
 // newCluster is a cluster of the server that go.mod names, one process each, by name. Clients
-// are given all of their URLs. More goes into the configuration of each.
+// are given all of their URLs. More goes into the configuration of each. A test that fails keeps their stores and logs,
+// and what each says then of its streams and consumers.
 func newCluster(t *testing.T, more ...string) (url string, servers map[string]*harness.Process) {
 	t.Helper()
+	kept := harness.Kept(t)
 	var clients, routes []string
 	for range clusterSize {
 		clients, routes = append(clients, harness.FreeAddress(t)), append(routes, harness.FreeAddress(t))
 	}
 	servers = map[string]*harness.Process{}
 	for i := range clusterSize {
-		name, dir := fmt.Sprintf("server-%d", i), t.TempDir()
+		name, monitor := fmt.Sprintf("server-%d", i), harness.FreeAddress(t)
+		dir := filepath.Join(kept, name)
 		_, port, _ := strings.Cut(clients[i], ":")
 		config := filepath.Join(dir, "nats.conf")
 		// More than the streams may take, whatever disk the tests have.
-		if err := os.WriteFile(config, fmt.Appendf(nil, "jetstream { store_dir: %q, max_file_store: 1TB }\n%s\n",
-			filepath.Join(dir, "store"), strings.Join(more, "\n")), 0o600); err != nil {
+		text := fmt.Appendf(nil, "http: %q\njetstream { store_dir: %q, max_file_store: 1TB }\n%s\n", monitor,
+			filepath.Join(dir, "store"), strings.Join(more, "\n"))
+		if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(config, text, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		servers[name] = harness.Raise(t, &harness.Process{
@@ -58,8 +62,28 @@ func newCluster(t *testing.T, more ...string) (url string, servers map[string]*h
 				"--cluster_name", "meander", "--cluster", "nats://" + routes[i], "--routes", "nats://" + strings.Join(routes, ",nats://"),
 			},
 		})
+		t.Cleanup(func() {
+			if t.Failed() {
+				keepState(t, monitor, filepath.Join(dir, "state.json"))
+			}
+		})
 	}
 	return "nats://" + strings.Join(clients, ",nats://"), servers
+}
+
+// keepState writes what a server says of its streams and consumers.
+func keepState(t *testing.T, monitor, file string) {
+	t.Helper()
+	resp, err := http.Get("http://" + monitor + "/jsz?accounts=true&consumers=true&config=true&raft=true")
+	if err != nil {
+		t.Log(err)
+		return
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err = errors.Join(err, os.WriteFile(file, body, 0o600)); err != nil {
+		t.Log(err)
+	}
 }
 
 // streamsOnCluster is a cluster with the streams on all of its servers.
@@ -232,7 +256,7 @@ func TestCluster(t *testing.T) {
 // clusterServices are two of each service but intake, which says at health how it is.
 func clusterServices(t *testing.T, url string) (services []*harness.Process, health string) {
 	t.Helper()
-	dir := t.TempDir()
+	dir := harness.Kept(t)
 	health = harness.FreeAddress(t)
 	for i, name := range []string{
 		"intake", "sampler", "sampler", "reward", "reward", "advantage", "advantage",

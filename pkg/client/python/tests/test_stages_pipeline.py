@@ -51,6 +51,34 @@ def test_two_readers_read_one_run_each_its_stage(lanes, run):
     run(check, lanes)
 
 
+def test_each_text_has_a_tree_of_images(lanes, run):
+    async def check(client, name):
+        tree = {"branches": [{"step_index": 1, "width": 2}, {"step_index": 2, "width": 2}]}
+        paint = meander.stage("paint", 'a red sign that says "{think.text}"', tree=tree, model="signs", steps=3)
+        await client.publish(name, "47+58=?", timeout=60, uid="g", seed=3, group_size=8,
+                             reward=[{"name": "jpeg_compressibility"}], batch={"id": "b", "groups": 1},
+                             **meander.stages(THINK, paint))  # fmt: skip
+        batch = await anext(aiter(client.batches(name, "both", timeout=60)))
+        painted = batch.stage("paint")
+        assert painted["sample_index"].tolist() == list(range(8)) and batch.stage("think")["sample_index"].tolist() == [0, 4]
+        steps = [painted["step_indices"][i][painted.mask[i]].tolist() for i in range(8)]
+        assert steps == [[0, 1, 2], [2], [1, 2], [2]] * 2  # each is taken once, by the lowest leaf behind it
+        (g,) = batch.groups
+        start = {s.member["sample_index"]: s.facts.get("start") for s in g.stages["paint"].samples}
+        parents = [s and (s["branch"]["stage"], s["branch"]["sample_index"], s["step_index"]) for _, s in sorted(start.items())]
+        assert parents == [p and ("paint", p[0] + root, p[1]) for root in (0, 4) for p in (None, (0, 2), (0, 1), (2, 2))]
+        a, left, kept = painted["advantages"], painted["latents"], painted["next_latents"]
+        rewards = painted["rewards"].reshape(2, 2, 2)
+        for root, behind in ((0, rewards[0]), (4, rewards[1])):
+            assert (left[root + 1, 0] == kept[root, 1]).all() and (left[root + 2, 0] == kept[root, 0]).all()
+            first, second = behind.mean(axis=1)
+            assert np.sign(a[root, 1]) == np.sign(first - second) and np.isclose(a[root, 1], -a[root + 2, 0])
+            assert np.isclose(a[root, 2], -a[root + 1, 0]) and np.isclose(a[root + 2, 1], -a[root + 3, 0])
+        assert np.isclose(a[0, 0], -a[4, 0]) and np.sign(a[0, 0]) == np.sign(rewards[0].mean() - rewards[1].mean())
+
+    run(check, lanes)
+
+
 def _example():
     spec = importlib.util.spec_from_file_location("sign_judge", ROOT / "pkg/client/python/examples/sign_judge.py")
     module = importlib.util.module_from_spec(spec)

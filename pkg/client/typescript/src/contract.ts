@@ -188,6 +188,8 @@ export interface Branch {
   uid: string;
   /** place of the sample in its group, from 0 */
   sample_index: number;
+  /** stage is the one that stored it, by its token, of a sample of several stages. Default: main, of a sample without stages. */
+  stage?: string | null;
   /** place of the step, from 0, the noisiest */
   step_index: number;
 }
@@ -548,6 +550,8 @@ export interface GroupStage {
   lane: string;
   /** every is how many samples of the group each sample of the stage leads to: those of the stage have the indices 0, every, 2 every and so on. */
   every: number;
+  /** tree has the samples of the stage that one sample of the stage before leads to as its leaves. */
+  tree?: Tree | null;
   /** frozen says that the stage is not trained, credit what of the scores it is trained for; absent: the reward. */
   frozen?: boolean | null;
   /** frozen says that the stage is not trained, credit what of the scores it is trained for; absent: the reward. */
@@ -1916,6 +1920,8 @@ export interface StageScored {
   policy_version_min: Integer;
   /** version of the newest weights that a sample was made with */
   policy_version_max: Integer;
+  /** segments are how many of the trained steps the sample took itself, by the branch points of its tree before them: those before the first, between the first and the second, and so on; absent: it is of no tree. */
+  segments?: number[] | null;
 }
 
 /** StageSpec is one stage of the samples of a prompt, an ordinary prompt for one lane: what it leaves out is the model's. Its texts are templates, in which {prompt}, {metadata.KEY} and {STAGE.text} stand for the prompt's text, an entry of its metadata and the newest text that a stage made; {{ and }} are braces. */
@@ -1986,7 +1992,7 @@ export interface StageSpec {
   priority?: number | null;
   /** interaction makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions and may end the sample. Default: a lane makes the stage. */
   interaction?: Interaction | null;
-  /** children is how many samples of this stage each sample of the stage before has. */
+  /** children is how many samples of this stage each sample of the stage before has. Those of a stage with a tree are its leaves: each sample before has a tree of its own. Default: 1, or the leaves of tree. */
   children?: number | null;
   /** frozen says that the stage is not trained: it has no advantages. */
   frozen?: boolean | null;
@@ -2791,7 +2797,7 @@ export const structs: Record<string, Record<string, string>> = {
   Applied: {"at":"int","backend":"str","canary":"Canary?","error":"str?","instance":"str","lane":"str","load_ns":"int","policy_version":"int","serving":"int","state":"str","tenant":"str","v":"int","weights_digest":"str"},
   Batch: {"batch":"str","closed":"int","dropped":"[str]?","epoch":"int?","expected":"int?","groups":"int","mean":"number?","metrics":"[Metric]","refills":"int?","run":"str","samples":"int","status":"str?","std":"number?","std_basis":"str","step":"int?","uids":"[str]","v":"int"},
   BatchSpec: {"epoch":"int?","groups":"int","id":"str","step":"int?"},
-  Branch: {"run":"str?","sample_index":"int","step_index":"int","uid":"str"},
+  Branch: {"run":"str?","sample_index":"int","stage":"str?","step_index":"int","uid":"str"},
   BranchChild: {"advantage":"number?","leaves":"int","reward":"number?","sample_index":"int"},
   BranchGroup: {"children":"[BranchChild]","mean":"number?","std":"number?","step_index":"int"},
   BranchPoint: {"step_index":"int","width":"int"},
@@ -2812,7 +2818,7 @@ export const structs: Record<string, Record<string, string>> = {
   Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","credit":"[CreditShare]?","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","rounds":"int?","source_run":"str?","stages":"[GroupStage]?","tree":"Tree?","validation":"bool"},
   GroupPolicy: {"failed":"str?","max_policy_lag":"int?","max_policy_span":"int?","mixed_schedules":"bool?","refill_rounds":"int?","zero_std":"str?"},
   GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","seed":"int?","stages":"[Request]?","step_bytes":"int?","uid":"str","v":"int"},
-  GroupStage: {"credit":"[CreditShare]?","every":"int","frozen":"bool?","judged_by":"[str]?","kind":"str","lane":"str","name":"str"},
+  GroupStage: {"credit":"[CreditShare]?","every":"int","frozen":"bool?","judged_by":"[str]?","kind":"str","lane":"str","name":"str","tree":"Tree?"},
   Header: {"name":"str","value":"str"},
   Identity: {"group_size":"int","lane":"str","run":"str","sample_index":"int","stage":"str","uid":"str"},
   ImageSettings: {"arguments":"map?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","negative_prompt":"str?","num_inference_steps":"int?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
@@ -2870,7 +2876,7 @@ export const structs: Record<string, Record<string, string>> = {
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},
   StageResult: {"sample_index":"int","stage":"str","trajectory_seq":"int"},
-  StageScored: {"content_digest":"str","lane":"str","policy_version_max":"int","policy_version_min":"int","sample_index":"int","schedule_digest":"str","stage":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int"},
+  StageScored: {"content_digest":"str","lane":"str","policy_version_max":"int","policy_version_min":"int","sample_index":"int","schedule_digest":"str","segments":"[int]?","stage":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int"},
   StageSpec: {"arguments":"map?","base_digest":"str?","cfg_from":"number?","cfg_until":"number?","children":"int?","conditions":"[Condition]?","credit":"[CreditShare]?","frames":"int?","frozen":"bool?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","interaction":"Interaction?","messages":"[Message]?","min_policy_version":"int?","model":"str?","name":"str","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   Start: {"branch":"Branch?","data":"Data?","latents":"Tensor?","sigma":"number?","step_index":"int?"},
   Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from . import adapters, engine, report, suite, trainer
+from . import adapters, engine, engines, report, suite, trainer
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
     t.add_argument("--with", dest="given", action="append", default=[], metavar="NAME=VALUE",
                    help="an input that the function does not take, and the value that it has")  # fmt: skip
     e = commands.add_parser("engine", parents=[forms], help="measure what draws samples")
-    e.add_argument("subject", help="FILE.py:CLASS")
+    e.add_argument("subject", help=f"FILE.py:CLASS, or one of {', '.join(engines.ENGINES)}, as NAME=WHERE")
+    e.add_argument("--model", default="", help="the folder of its model, from which another program computes")
+    e.add_argument("--update", action="append", default=[], metavar="DIR", help="a LoRA to serve; may be repeated")
     commands.add_parser("vectors", parents=[forms], help="list the sets of vectors, with their formulas")
     o = parser.parse_args(arguments)
     try:
@@ -62,8 +64,14 @@ def _trainer(o: Any) -> list[report.Finding]:
 
 
 def _engine(o: Any) -> list[report.Finding]:
-    name, made = adapters.own(o.subject)
-    return list(engine.judge(made(), name))
+    kind, _, where = o.subject.partition("=")
+    if kind in engines.ENGINES:
+        with engines.ENGINES[kind](where, o.model, o.update) as made:
+            return list(engine.judge(made, o.subject))
+    name, own = adapters.own(o.subject)
+    if o.model or o.update:
+        raise ValueError(f"--model, --update: {name} has expected() and update() of its own")
+    return list(engine.judge(own(), name))
 
 
 def _setting(text: str) -> tuple[str, Any]:

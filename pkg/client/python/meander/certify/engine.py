@@ -12,6 +12,7 @@ An engine is an object with some of these; what it lacks is not judged. A row is
     expected(row, weights)                  velocities [T, ...], or logits [n, V] of the tokens, by another program
     update(weights)                         serves weights 1 to says["weights"], default 1; 0: those at the start
     pause(call), abort(call), restart(call)        does so while call() works, and returns what it gives
+    lacks = ()                              methods that it has and cannot use
 """
 
 from __future__ import annotations
@@ -98,27 +99,30 @@ def _found(z: Floats, stream: dict[Any, Floats], turn: int, place: str) -> str:
 
 def _schedules(sigmas: Floats) -> Iterator[tuple[float, float, str, int]]:
     """How far sigmas are from schedules, of the shift that fits best: off, shift, grid and steps."""
-    t = len(sigmas) - 1
-    for n, at, grid in itertools.product((t, t + 1), (0, 1), ("linspace", "scheduler")):
+    t, static = len(sigmas) - 1, suite.FORMULAS["schedules/static"]
+    for n, at, grid, ends in itertools.product((t, t + 1), (0, 1), ("linspace", "scheduler"), (False, True)):
         if at + t > n + (n == t) or at and n == t:
             continue
-
-        last, static = t + (n == t), suite.FORMULAS["schedules/static"]
+        last = t + (n == t)
 
         def off(shift: float) -> float:
-            return float(np.abs(static(n, shift, grid)[at:][:last] - sigmas[:last]).max())
+            made = static(n, shift, grid)
+            if ends:
+                made = np.append(1 - (1 - made[:-1]) * (1 - sigmas[t - 1]) / (1 - made[t - 1]), 0)
+            return float(np.abs(made[at : at + last] - sigmas[:last]).max())
 
         low, high = 0.02, 50.0
         for _ in range(9):
             shifts = np.geomspace(low, high, 40)
             k = int(np.argmin([off(s) for s in shifts]))
             low, high = shifts[max(k - 1, 0)], shifts[min(k + 1, 39)]
-        yield off(shifts[k]), float(shifts[k]), grid + (", from its second" if at else ""), n
+        end = f" drawn to end at {sigmas[t - 1]:.4g}" if ends else ""
+        yield off(shifts[k]), float(shifts[k]), grid + end + (", from its second" if at else ""), n
 
 
 def judge(engine: Any, name: str) -> Iterator[Finding]:
     """What is measured of an engine, one finding after the other. ValueError: it is none."""
-    if not (kinds := [kind for kind in _BOTH if hasattr(engine, kind)]):
+    if not (kinds := [kind for kind in _BOTH if getattr(engine, kind, None)]):
         raise ValueError(f"{name}: has neither images(prompts, seeds) nor texts(prompts, seeds, temperature, top_k)")
     for kind in kinds:
         yield from _Measured(engine, kind, name).findings()
@@ -141,6 +145,9 @@ class _Measured:
         rows = getattr(self.engine, self.kind)(list(prompts), list(seeds), **how)
         return [how | {k: v for k, v in row.items() if v is not None} for row in rows]
 
+    def has(self, method: str) -> bool:
+        return hasattr(self.engine, method) and method not in getattr(self.engine, "lacks", ())
+
     def ask(self, k: int) -> Row:
         return self.all([self.seeds[k]], [self.prompts[k]])[0]
 
@@ -150,11 +157,14 @@ class _Measured:
     def findings(self) -> Iterator[Finding]:
         """What there is to say, in order."""
         for aspect, kinds, needs, measure in _MEASURES:
-            lacks = [n for n in needs if n not in self.rows[0] and not hasattr(self.engine, n)]
+            lacks = [n for n in needs if n not in self.rows[0] and not self.has(n)]
             if self.kind in kinds and lacks:
                 yield self.finding(aspect, "not judged", f"it does not give {', '.join(lacks)}")
             elif self.kind in kinds:
-                yield from measure(self)
+                try:
+                    yield from measure(self)
+                except (NotImplementedError, OSError) as why:
+                    yield self.finding(aspect, "not judged", str(why))
 
     def alike(self, aspect: str, pairs: Sequence[tuple[Row, Row]], also: str = "") -> Finding:
         """Whether rows are the same in every number."""
@@ -240,7 +250,8 @@ class _Measured:
 
     def schedule(self) -> Iterator[Finding]:
         sigmas, said = np.asarray(self.rows[0]["sigmas"], np.float64), self.says.get("shift")
-        off, shift, grid, n = min(_schedules(sigmas))
+        tried = list(_schedules(sigmas))
+        off, shift, grid, n = next((s for s in tried if s[0] <= 3e-7), min(tried))
         says = f"shift {shift:.5g} of {n} steps, {grid}, to {-math.log2(max(off, 2**-53)):.0f} bits"
         says = says if off <= 1e-3 else f"no shifted schedule; the nearest has {says}"
         right = off <= 3e-7 and n == len(sigmas) - 1 and abs(shift - (said or shift)) <= 1e-3 * shift
@@ -358,7 +369,7 @@ class _Measured:
                 yield self.finding(f"update {k}", "agrees" if any(moved.values()) else "differs", says)
             before = rows[k]
         yield self.alike("update 0 again", [(self.rows[0], before)])
-        for k in asked if hasattr(self.engine, "expected") else ():
+        for k in asked if self.has("expected") else ():
             held, allowed = {j: self.held(rows[k], j) for j in sorted(asked)}, 10 * self.says["tolerance"]
             for field in held[k]:
                 off, j = min((by[field], j) for j, by in held.items())
@@ -380,7 +391,7 @@ class _Measured:
 
     def interrupted(self) -> Iterator[Finding]:
         for how in ("pause", "abort", "restart"):
-            if not hasattr(self.engine, how):
+            if not self.has(how):
                 yield self.finding(how, "not judged", f"it has no {how}")
                 continue
             got, whole = getattr(self.engine, how)(lambda: self.ask(0)), self.rows[0]

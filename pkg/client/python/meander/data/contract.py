@@ -375,6 +375,8 @@ class Branch(TypedDict):
     run: name of the run that the event belongs to (token). Default: the prompt's.
     uid: group key: all samples of one prompt have it, unique in the run (token).
     sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    stage: the one that stored it, by its token, of a sample of several stages (token). Default: main, of a
+        sample without stages.
     step_index: place of the step, from 0, the noisiest (integer 0 to 999).
     """
 
@@ -384,6 +386,9 @@ class Branch(TypedDict):
     """group key: all samples of one prompt have it, unique in the run (token)."""
     sample_index: int
     """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    stage: NotRequired[str | None]
+    """the one that stored it, by its token, of a sample of several stages (token). Default: main, of a sample
+    without stages."""
     step_index: int
     """place of the step, from 0, the noisiest (integer 0 to 999)."""
 
@@ -1051,6 +1056,7 @@ class GroupStage(TypedDict):
     lane: makes the stage; of an interaction it is the interaction's name (token).
     every: how many samples of the group each sample of the stage leads to: those of the stage have the
         indices 0, every, 2 every and so on (integer 1 to 1024).
+    tree: has the samples of the stage that one sample of the stage before leads to as its leaves (map).
     frozen: says that the stage is not trained, credit what of the scores it is trained for; absent: the
         reward (true or false).
     credit: frozen says that the stage is not trained, credit what of the scores it is trained for; absent:
@@ -1068,6 +1074,8 @@ class GroupStage(TypedDict):
     every: int
     """how many samples of the group each sample of the stage leads to: those of the stage have the indices 0,
     every, 2 every and so on (integer 1 to 1024)."""
+    tree: NotRequired[Tree | None]
+    """has the samples of the stage that one sample of the stage before leads to as its leaves (map)."""
     frozen: NotRequired[bool | None]
     """says that the stage is not trained, credit what of the scores it is trained for; absent: the reward (true or
     false)."""
@@ -3708,6 +3716,9 @@ class StageScored(TypedDict):
     schedule_digest: SHA-256 over what must be equal in a group (digest).
     policy_version_min: version of the oldest weights that a sample was made with (integer ≥ 0).
     policy_version_max: version of the newest weights that a sample was made with (integer ≥ 0).
+    segments: how many of the trained steps the sample took itself, by the branch points of its tree before
+        them: those before the first, between the first and the second, and so on; absent: it is of no tree
+        (list of integer 0 to 1000).
     """
 
     stage: str
@@ -3730,6 +3741,10 @@ class StageScored(TypedDict):
     """version of the oldest weights that a sample was made with (integer ≥ 0)."""
     policy_version_max: int
     """version of the newest weights that a sample was made with (integer ≥ 0)."""
+    segments: NotRequired[list[int] | None]
+    """how many of the trained steps the sample took itself, by the branch points of its tree before them: those
+    before the first, between the first and the second, and so on; absent: it is of no tree (list of integer 0
+    to 1000)."""
 
 
 class StageSpec(TypedDict):
@@ -3800,8 +3815,9 @@ class StageSpec(TypedDict):
         1000000). Default: 0.
     interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and
         conditions and may end the sample (map). Default: a lane makes the stage.
-    children: how many samples of this stage each sample of the stage before has (integer 1 to 1024).
-        Default: 1.
+    children: how many samples of this stage each sample of the stage before has. Those of a stage with a
+        tree are its leaves: each sample before has a tree of its own (integer 1 to 1024). Default: 1, or
+        the leaves of tree.
     frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
     credit: what of the sample's scores the stage is trained for, or each track of its states (list of map).
         Default: the reward of the sample.
@@ -3899,7 +3915,8 @@ class StageSpec(TypedDict):
     """makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions and may
     end the sample (map). Default: a lane makes the stage."""
     children: NotRequired[int | None]
-    """how many samples of this stage each sample of the stage before has (integer 1 to 1024). Default: 1."""
+    """how many samples of this stage each sample of the stage before has. Those of a stage with a tree are its
+    leaves: each sample before has a tree of its own (integer 1 to 1024). Default: 1, or the leaves of tree."""
     frozen: NotRequired[bool | None]
     """says that the stage is not trained: it has no advantages (true or false). Default: false."""
     credit: NotRequired[list[CreditShare] | None]

@@ -92,6 +92,8 @@ class Branch(TypedDict, total=False):
     run: name of the run that the event belongs to (token). Default: the prompt's.
     uid: group key: all samples of one prompt have it, unique in the run (token).
     sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    stage: the one that stored it, by its token, of a sample of several stages (token). Default: main, of a
+        sample without stages.
     step_index: place of the step, from 0, the noisiest (integer 0 to 999).
     """
 
@@ -101,6 +103,9 @@ class Branch(TypedDict, total=False):
     """group key: all samples of one prompt have it, unique in the run (token)."""
     sample_index: int
     """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    stage: str
+    """the one that stored it, by its token, of a sample of several stages (token). Default: main, of a sample
+    without stages."""
     step_index: int
     """place of the step, from 0, the noisiest (integer 0 to 999)."""
 
@@ -705,8 +710,9 @@ class StageSpec(TypedDict, total=False):
         1000000). Default: 0.
     interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and
         conditions and may end the sample (map). Default: a lane makes the stage.
-    children: how many samples of this stage each sample of the stage before has (integer 1 to 1024).
-        Default: 1.
+    children: how many samples of this stage each sample of the stage before has. Those of a stage with a
+        tree are its leaves: each sample before has a tree of its own (integer 1 to 1024). Default: 1, or
+        the leaves of tree.
     frozen: says that the stage is not trained: it has no advantages (true or false). Default: false.
     credit: what of the sample's scores the stage is trained for, or each track of its states (list of map).
         Default: the reward of the sample.
@@ -804,7 +810,8 @@ class StageSpec(TypedDict, total=False):
     """makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions and may
     end the sample (map). Default: a lane makes the stage."""
     children: int
-    """how many samples of this stage each sample of the stage before has (integer 1 to 1024). Default: 1."""
+    """how many samples of this stage each sample of the stage before has. Those of a stage with a tree are its
+    leaves: each sample before has a tree of its own (integer 1 to 1024). Default: 1, or the leaves of tree."""
     frozen: bool
     """says that the stage is not trained: it has no advantages (true or false). Default: false."""
     credit: list[CreditShare]

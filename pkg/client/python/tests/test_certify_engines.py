@@ -1,0 +1,111 @@
+"""What certify measures through its own adapters: of lanes, of a recorded SGLang-Diffusion, of servers that are played."""
+
+import contextlib
+import http.server
+import json
+import pathlib
+import threading
+
+import pytest
+from conftest import SIGNS, SUMS
+
+from meander.certify import engine, engines
+
+pytest.importorskip("torch")
+RECORDED = pathlib.Path(__file__).parents[3] / "remoteimage/remoteimagetest/testdata"
+ADAPTER = SIGNS.parents[1] / "demo/adapter"
+
+
+def measured(adapter):
+    """The findings by aspect, and those that differ."""
+    found = list(engine.judge(adapter, "it"))
+    return {f.aspect: f for f in found}, [f for f in found if f.state in ("differs", "unexplained")]
+
+
+@contextlib.contextmanager
+def served(answer):
+    """A server; answer gets a path and a body, and returns bytes, or None where there is none."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
+            out = answer(self.path, body)
+            self.send_response(404 if out is None else 200)
+            self.end_headers()
+            self.wfile.write(out or b"")
+
+        do_GET = do_POST
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_a_recorded_sglang_diffusion():
+    """Bytes that the real server sent, for one seed: what the numbers are needs no second one."""
+    pytest.importorskip("safetensors")
+
+    class Recorded(engines.SGLangDiffusion):
+        prompts, seeds = ['a blue sign that says "4071"'], [5]
+
+    def answer(path, body):
+        asked = json.loads((RECORDED / "sde_debug_env.request.json").read_text())
+        same = path == "/rollout/generate" and all(body[k] == asked[k] for k in ("prompt", "seed", "width", "height"))
+        return (RECORDED / "sde_debug_env.msgpack").read_bytes() if same else None
+
+    with served(answer) as url:
+        found, differs = measured(Recorded(url))
+    assert differs == []
+    assert found["log-probs"].state == "agrees" and found["log-probs"].says.endswith("of transitions/sde")
+    assert found["noise is of"].says == "torch's CPU generator of its seed, in turn"
+    assert found["another seed"].state == "not judged" if "another seed" in found else True
+    assert found["sigmas"].off < 1e-7
+
+
+def test_a_played_server_of_completions():
+    """It computes sums as vLLM does: log-probs before temperature and filters."""
+    pytest.importorskip("transformers")
+    import numpy as np
+
+    with engines.OpenAI("", str(SUMS)) as reference:
+        def answer(path, body):
+            if path == "/v1/models":
+                return b'{"data": [{"id": "sums"}]}'
+            rng, ids, told = np.random.default_rng(body["seed"]), [], []
+            prompt = reference.template(body["messages"][0]["content"])
+            while len(ids) < 6 and 306 not in ids:
+                z = reference.logits({"prompt": prompt, "ids": [*ids, 0]}, 0)[-1]
+                y = np.where(z < np.sort(z)[-body["top_k"]], -np.inf, z / body["temperature"])
+                p = np.exp(y - y.max())
+                ids.append(int(np.searchsorted(np.cumsum(p / p.sum()), rng.random())))
+                told.append({"logprob": float(z[ids[-1]] - np.log(np.exp(z).sum()))})
+            choice = {"token_ids": ids, "logprobs": {"content": told}}
+            return json.dumps({"prompt_token_ids": prompt, "choices": [choice]}).encode()
+
+        with served(answer) as url:
+            found, differs = measured(engines.OpenAI(f"{url}/v1", str(SUMS)))
+    assert differs == []
+    assert found["log-probs: log_prob_kind"].says == "raw, as was found"
+    assert found["prompt"].says == "the same 34 ids"
+    assert found["abort"].state == "not judged"
+
+
+def test_lane_of_images(binary, monkeypatch):
+    monkeypatch.setenv("PATH", str(binary.parent), prepend=":")
+    with engines.Lane(str(SIGNS), str(SIGNS), [str(ADAPTER)]) as lane:
+        found, differs = measured(lane)
+    assert differs == []
+    assert found["noise is of"].says == "philox of noise_seed, in turn"
+    assert "drawn to end at 0.02" in found["sigmas"].says and found["sigmas"].off < 1e-7
+    assert found["weights 1"].says.startswith("log-probs of weights 1") and found["after restart"].off == 0
+
+
+def test_lane_of_texts(sums):
+    with engines.Lane(f"{sums}/sums", str(SUMS)) as lane:
+        found, differs = measured(lane)
+    assert differs == []
+    assert found["log-probs"].state == found["prompt"].state == found["drawing"].state == "agrees"
