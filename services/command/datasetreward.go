@@ -316,11 +316,3 @@ func (p *promptFlags) setSubstitutes(q *prompt, r *dataset.Record) error {
 	}
 	return nil
 }
-
-// uidOfEpoch returns the uid of a prompt in a later pass over the prompts; the first pass is epoch 0.
-func uidOfEpoch(uid string, epoch int) string {
-	if epoch == 0 || uid == "" {
-		return uid
-	}
-	return fmt.Sprintf("%s-e%d", uid, epoch)
-}

@@ -130,7 +130,10 @@ func (p *promptFlags) newPrompt(r *dataset.Record, defaults map[string]any, name
 		q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
 	}
 	uid, _ := q.body["uid"].(string)
-	if uid = uidOfEpoch(uid, r.Epoch); uid != "" {
+	if r.Epoch > 0 && uid != "" { // a later pass over the prompts; the first is epoch 0
+		uid = fmt.Sprintf("%s-e%d", uid, r.Epoch)
+	}
+	if uid != "" {
 		q.body["uid"] = uid
 	}
 	q.uid = schemas.UID(uid)

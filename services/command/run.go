@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -107,7 +108,8 @@ func (r *runner) folder() string { return outFolder(r.Out, r.id) }
 // check makes a run id if none was given, and checks the settings of the services.
 func (r *runner) check() error {
 	if r.id == "" {
-		r.id = newRunID()
+		unique := strings.ToLower(rand.Text()[:6]) // and sorted by time
+		r.id = schemas.Run("r" + time.Now().UTC().Format("20060102-150405") + "-" + unique)
 	}
 	r.services.loading.lines.Store(&r.stderr)
 	r.services.Sampler.Waiting = r.services.loading.wait

@@ -91,11 +91,7 @@ func storedRun(ctx context.Context, b *bus.Bus, name string) (*view.Run, error) 
 	if r := runs[schemas.Run(name)]; r != nil {
 		return r, nil
 	}
-	return nil, nothingStored(name)
-}
-
-func nothingStored(run string) error {
-	return fmt.Errorf("run %q: nothing is stored of it; 'meander runs ls' lists the runs that are stored", run)
+	return nil, fmt.Errorf("run %q: nothing is stored of it; 'meander runs ls' lists the runs that are stored", name)
 }
 
 // runsShowCommand makes the command 'meander runs show'.

@@ -76,20 +76,8 @@ they say nothing about the samples.`,
 				}
 			}
 			report, err := verify.Run(c.Context(), conn.Bus, run, options)
-			if wrong, ok := errors.AsType[*verify.SettingError](err); ok {
-				return settingError(wrong)
-			}
-			if errors.Is(err, devices.ErrUnavailable) {
-				return usage(err)
-			}
-			if failed, ok := errors.AsType[*verify.ModelError](err); ok {
-				if len(options.Model) > 0 {
-					return usage(fmt.Errorf("--model: %w", failed))
-				}
-				return usage(fmt.Errorf("%w; name its folder with --model", failed))
-			}
 			if err != nil {
-				return err
+				return verifyError(err, len(options.Model) > 0)
 			}
 			return a.printVerify(c.OutOrStdout(), report, passes.Tolerance)
 		}),
@@ -103,6 +91,23 @@ they say nothing about the samples.`,
 	flagsOf(c, &options)
 	flagsOf(c, &passes)
 	return c
+}
+
+// verifyError makes a wrong request a usage error. named says that the models were named.
+func verifyError(err error, named bool) error {
+	if wrong, ok := errors.AsType[*verify.SettingError](err); ok {
+		return settingError(wrong)
+	}
+	failed, ofModel := errors.AsType[*verify.ModelError](err)
+	switch {
+	case ofModel && named:
+		return usage(fmt.Errorf("--model: %w", failed))
+	case ofModel:
+		return usage(fmt.Errorf("%w; name its folder with --model", failed))
+	case errors.Is(err, devices.ErrUnavailable):
+		return usage(err)
+	}
+	return err
 }
 
 // checkCompute checks how verify is to compute. Without --engine it refuses only what neither this program nor a worker

@@ -119,8 +119,7 @@ func Run(ctx context.Context, o Options, report func(Finding)) {
 	}
 	todo := areas
 	if o.Bus == nil {
-		todo = append([]area{{"server", false, false, reportNoServer}, {serverAreas(), false, false, reportUnchecked}},
-			localAreas()...)
+		todo = withoutServer()
 	}
 	found := make([]chan []Finding, len(todo))
 	for i, a := range todo {
@@ -185,28 +184,22 @@ func reportNoServer(_ context.Context, o *Options, say *notes) {
 const renewCertificate = "make a new certificate ('meander auth update DIR' for one of meander), and start the " +
 	"server again"
 
-// serverAreas names the areas that need a server, after "server" itself; localAreas returns the others.
-func serverAreas() string {
-	var names []string
+// withoutServer returns what is checked where there is no server: the areas of this machine. Of the others it is said
+// why not.
+func withoutServer() []area {
+	var asked []string
+	todo := []area{{"server", false, false, reportNoServer}, {}}
 	for _, a := range areas[1:] {
 		if a.server {
-			names = append(names, a.name)
+			asked = append(asked, a.name)
+		} else {
+			todo = append(todo, a)
 		}
 	}
-	return strings.Join(names, ", ")
-}
-
-func reportUnchecked(_ context.Context, _ *Options, say *notes) {
-	say.add(Unchecked, "", "there is no server to ask")
-}
-
-func localAreas() (out []area) {
-	for _, a := range areas {
-		if !a.server {
-			out = append(out, a)
-		}
-	}
-	return out
+	todo[1] = area{strings.Join(asked, ", "), false, false, func(_ context.Context, _ *Options, say *notes) {
+		say.add(Unchecked, "", "there is no server to ask")
+	}}
+	return todo
 }
 
 // askAdmin says who sees what this credential does not.

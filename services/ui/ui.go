@@ -126,7 +126,9 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 	}
 	defer s.view.Close()
 	defer s.sweeps.Wait() // it ends with ctx
-	s.findings.Read = s.readFindings
+	s.findings.Read = func(ctx context.Context) (*checked, error) {
+		return &checked{c.Doctor(ctx), time.Now().UnixMilli()}, ctx.Err()
+	}
 	h := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 32 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },
