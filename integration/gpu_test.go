@@ -21,7 +21,7 @@ var forGPUs = sync.OnceValues(func() (dir string, err error) {
 		{"-o", filepath.Join(dir, "meander"), "./services/cmd/meander"},
 		{"-buildmode=c-shared", "-o", filepath.Join(dir, "libcuda.so"), "./integration/tools/libcuda"},
 	} {
-		c := exec.Command("go", append([]string{"build"}, build...)...)
+		c := exec.Command("go", append([]string{"build", "-tags", "cuda,netgo,osusergo"}, build...)...)
 		c.Dir = root
 		if out, err := c.CombinedOutput(); err != nil {
 			return "", fmt.Errorf("%w\n%s", err, out)

@@ -2,12 +2,15 @@ package integration_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/schemas"
 	commands "github.com/meander-rl/meander/services/command"
 )
 
@@ -20,9 +23,16 @@ func TestStages_Read(t *testing.T) {
 	p := judged("g", 4)
 	c.publish(t, "r", p)
 	a := c.advantages(t, "r", 1)["g"]
-	if _, err := c.client.Trajectory(t.Context(), "r", "g", 0); err == nil ||
-		!strings.Contains(err.Error(), "has several stages; read each with Stage") {
-		t.Errorf("trajectory: %v", err)
+	for _, stage := range []schemas.Stage{schemas.StageMain, "sky", "paint-4"} { // of three rounds
+		want := fmt.Sprintf("stage %q; must be one of think, paint, judge, in round 2 think-2", stage)
+		_, err := c.client.Stage(t.Context(), "r", "g", 0, stage)
+		if !errors.Is(err, client.ErrNotFound) || !strings.Contains(err.Error(), want) {
+			t.Errorf("stage %s: %v", stage, err)
+		}
+	}
+	if _, err := c.client.Stage(t.Context(), "r", "g", 9, "paint"); !errors.Is(err, client.ErrNotFound) ||
+		strings.Contains(err.Error(), "must be") {
+		t.Errorf("a sample that is not there: %v", err)
 	}
 	reader := view.NewReader(t.Context(), c.Bus, view.Options{Once: true})
 	defer reader.Close()

@@ -12,9 +12,9 @@ type Update struct {
 	Tenant Tenant `msgpack:"tenant" form:"token"`
 	// Trainer names the one that made the update, where several learn from the run.
 	Trainer string `msgpack:"trainer" form:"token"`
-	// Step is the count of the trainer's updates, from 1. One that restarts and makes an update again has it once: the
-	// first counts.
-	Step int64 `msgpack:"step" range:"1.."`
+	// Step is the count of the trainer's updates, from 1; 0: it begins with these weights. A trainer that restarts and
+	// makes an update again has it once: the first counts.
+	Step int64 `msgpack:"step" range:"0.."`
 	// Batches are the ids of the batches that the trainer learned from, BatchDigest is a digest of the events it read.
 	Batches     []string `msgpack:"batches" size:"0..MaxListItems,unique" form:"token"`
 	BatchDigest string   `msgpack:"batch_digest,omitempty" form:"digest?"`

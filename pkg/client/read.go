@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"iter"
 	"math"
@@ -95,28 +94,42 @@ func readLive[T any, E interface {
 func (c *Client) Trajectory(
 	ctx context.Context, run schemas.Run, uid schemas.UID, sample int64,
 ) (*schemas.Trajectory, error) {
-	t, err := c.Stage(ctx, run, uid, sample, schemas.StageMain)
-	if !errors.Is(err, ErrNotFound) {
-		return t, err
-	}
-	if g, recordErr := c.bus.Group(ctx, run, uid); recordErr == nil && g != nil && len(g.Group.Stages) > 0 {
-		return nil, fmt.Errorf("trajectory %s %d of run %s: its sample has several stages; read each with Stage", uid,
-			sample, run)
-	}
-	return nil, err
+	return c.Stage(ctx, run, uid, sample, schemas.StageMain)
 }
 
-// Stage returns the stored trajectory of a stage of a sample, or ErrNotFound. The stage of round 2 is NAME-2. What
-// several samples share is stored once: Members of a group's result say under which index (StageResult).
+// Stage returns the stored trajectory of a stage of a sample, or ErrNotFound, which names the stages that there are
+// where this is none of them. The stage of round 2 is NAME-2. What several samples share is stored once: Members of a
+// group's result say under which index (StageResult).
 func (c *Client) Stage(
 	ctx context.Context, run schemas.Run, uid schemas.UID, sample int64, stage schemas.Stage,
 ) (*schemas.Trajectory, error) {
 	m, err := c.bus.Last(ctx, schemas.StreamTrajectories, schemas.TrajectorySubject(run, uid, sample, stage))
 	if err != nil {
-		return nil, fmt.Errorf("trajectory %s %d of run %s: %w", uid, sample, run, err)
+		return nil, fmt.Errorf("trajectory %s %d of run %s: %w%s", uid, sample, run, err,
+			c.otherStages(ctx, run, uid, stage))
 	}
 	var t schemas.Trajectory
 	return &t, bus.Fits(m, &t)
+}
+
+// otherStages says which stages the samples of a group have, where the given one is none of them.
+func (c *Client) otherStages(ctx context.Context, run schemas.Run, uid schemas.UID, stage schemas.Stage) string {
+	g, err := c.bus.Group(ctx, run, uid)
+	if err != nil || g.Group.StageIndex(stage) >= 0 {
+		return ""
+	}
+	var names []string
+	for _, s := range g.Group.Stages {
+		names = append(names, string(s.Name))
+	}
+	switch {
+	case len(names) > 0:
+		return fmt.Sprintf(": stage %q; must be one of %s, in round 2 %s-2: read each with Stage", stage,
+			strings.Join(names, ", "), names[0])
+	case stage != schemas.StageMain:
+		return fmt.Sprintf(": stage %q; its sample has no stages: read it with Trajectory", stage)
+	}
+	return ""
 }
 
 // Steps returns the step events of a trajectory in order, for the steps that ran (Segment), with their latents. They

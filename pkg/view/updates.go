@@ -36,10 +36,11 @@ type Trainer struct {
 	updates []*schemas.Update
 }
 
-// takeUpdate takes an update of a trainer. An event that is not valid changes nothing.
+// takeUpdate takes an update of a trainer. An event that is not valid changes nothing, and neither does step 0, which
+// says that a trainer begins.
 func (f *follower) takeUpdate(m *bus.Message) {
 	e := &schemas.Update{}
-	if bus.Fits(m, e) != nil {
+	if bus.Fits(m, e) != nil || e.Step == 0 {
 		return
 	}
 	f.mu.Lock()

@@ -119,6 +119,22 @@ def test_a_rule_of_a_reader_may_be_async(run):
     run(test)
 
 
+def test_stages_are_refused_by_name(url):
+    """By the plugs of TRL and verl, whose samples are of one lane: before anything is published."""
+    from meander.plugs.lane import Lane
+
+    stages = meander.stages(meander.stage("think", model="sums"), meander.stage("paint", model="signs"))
+    wrong = "fields.stages: think, paint; must be absent: this trainer asks one lane"
+    with pytest.raises(ValueError, match=wrong):
+        Lane("nats://127.0.0.1:1", "sums", "r", stages, 3, 5.0, {})
+    lane = Lane(url, "", "plugs-stages", lambda _: stages, 3, 5.0, {})
+    try:
+        with pytest.raises(ValueError, match=wrong):
+            lane.client.thread.run(lane.fields_of("a fox", {}))
+    finally:
+        lane.close()
+
+
 def test_fields_of_a_lane_may_be_async(url):
     from meander.plugs.lane import Lane
 

@@ -123,6 +123,17 @@ def test_a_stage_that_is_not_trained_is_named(name, wrong):
         staged.check_trained(_advantage(), name)
     with pytest.raises(EventError, match="its prompt has no stages"):
         staged.check_trained({"uid": "g", "members": []}, name)
+    stages = [{"name": n, "kind": k} for n, k in (("think", "text"), ("paint", "image"), ("judge", "interaction"))]
+    record = {"uid": "g", "group": {"stages": stages}}
+    with pytest.raises(EventError, match=wrong):
+        staged.check_planned(record, name)
+    staged.check_planned(record, "paint")
+    stages[1]["frozen"] = True
+    with pytest.raises(EventError, match="'paint' is frozen .*; must be one of think$"):
+        staged.check_planned(record, "paint")
+    with pytest.raises(EventError, match="its prompt has no stages"):
+        staged.check_planned({"uid": "g", "group": {}}, name)
+    staged.check_planned({"uid": "g", "group": {}, "error": "refused"}, name)
 
 
 @pytest.mark.parametrize("stages, settings, wrong", [

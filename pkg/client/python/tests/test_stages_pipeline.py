@@ -8,9 +8,10 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SIGNS, Up, announced
 
 import meander
+from meander.client import tasks
 from meander.data.events import EventError
 from meander.train import prompts
 
@@ -77,6 +78,100 @@ def test_each_text_has_a_tree_of_images(lanes, run):
         assert np.isclose(a[0, 0], -a[4, 0]) and np.sign(a[0, 0]) == np.sign(rewards[0].mean() - rewards[1].mean())
 
     run(check, lanes)
+
+
+@pytest.mark.parametrize("stage, wrong", [
+    ("typo", "g: stage 'typo' is not there; must be one of think$"),
+    ("paint", "g: stage 'paint' is frozen or of an interaction, so it has no advantages; must be one of think$"),
+    ("judge", "g: stage 'judge' is frozen or of an interaction"),
+])  # fmt: skip
+def test_a_stage_that_is_not_trained_is_refused_before_a_group_closes(lanes, run, stage, wrong):
+    """Its judge listens nowhere, so no sample ends: the record of the group says it, to both kinds of readers."""
+
+    async def check(client, name):
+        paint, judge = meander.stage("paint", frozen=True, **PAINT), meander.stage("judge", interaction="nobody")
+        await client.publish(name, "47+58=?", timeout=60, uid="g", reward=[{"name": "confidence"}],
+                             **meander.stages(THINK, judge, paint))  # fmt: skip
+        for read in (client.batches, client.stream_groups):
+            with pytest.raises(EventError, match=wrong):
+                await anext(aiter(read(name, stage=stage, timeout=60)))
+        await client.cancel(name)
+
+    run(check, lanes)
+
+
+def test_a_reader_says_what_it_waits_for(lanes, run, monkeypatch, caplog):
+    """No sample of the run has run the stage, and none will: the judge ends all of them."""
+    monkeypatch.setattr(tasks, "SAY", 0.5)
+
+    async def check(client, name):
+        listening = asyncio.Event()
+        usher = client.interact("usher", lambda r: {"content": "no", "terminate": True}, listening.set)
+        worker = asyncio.create_task(usher)
+        await listening.wait()
+        paint = meander.stage("paint", '{think.text}', **PAINT)
+        await client.publish(name, "47+58=?", timeout=60, uid="g", reward=[{"name": "confidence"}],
+                             **meander.stages(THINK, meander.stage("judge", interaction="usher"), paint))  # fmt: skip
+        reader = client.batches(name, stage="paint", groups=1, timeout=5)
+        with pytest.raises(TimeoutError, match="nothing came for 5 s; .*left out: 1 x no sample ran stage 'paint'"):
+            await anext(aiter(reader))
+        worker.cancel()
+        said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert any("nothing came" in s and "left out: 1 x no sample ran stage 'paint'" in s for s in said), said
+
+    run(check, lanes)
+
+
+async def _steps(client, name):
+    found = await client.js.stream_info("MDR_STEPS", subjects_filter=f"mdr.v1.step.{name}.>")
+    return len(found.state.subjects or {})
+
+
+def test_steps_stay_until_both_readers_have_read_them(binary, tmp_path, run):
+    """Each reader has a cursor of its own: a batch that one has not acknowledged comes again to it alone, whole."""
+    up = Up(tmp_path, None, "--gc-every", "100ms", model=SIGNS).start()
+    asyncio.run(announced(up.url))
+
+    async def publish(client, name, batch):
+        await client.publish(
+            name, "a sign", timeout=60, uid="g" + batch, group_size=2, free_read_steps=True, seed=5,
+            batch={"id": batch, "groups": 1}, reward=[{"name": "jpeg_compressibility"}],
+            **meander.stages(meander.stage("draft", **PAINT), meander.stage("paint", **PAINT)),
+        )  # fmt: skip
+
+    def reader(client, name, stage):
+        return client.batches(name, f"of-{stage}", stage=stage, timeout=60)
+
+    async def check(client, name):
+        draft, paint = (reader(client, name, stage) for stage in ("draft", "paint"))
+        await asyncio.gather(draft.cursor.open(), paint.cursor.open())
+        for of, batch in ((name, "b0"), (name, "b1"), (name + "x", "b")):
+            await publish(client, of, batch)
+        made = aiter(draft)
+        first = [await anext(made) for _ in range(2)]
+        await draft.done(first[1])
+        other = reader(client, name + "x", "draft")
+        await other.done(await anext(aiter(other)))
+        while await _steps(client, name + "x"):  # a later result, so a look that frees its steps has seen all before
+            await asyncio.sleep(0.05)
+        assert await _steps(client, name) == 16
+        before = await anext(aiter(paint))
+        await paint.close()
+        paint = reader(client, name, "paint")
+        again = [await anext(b) for b in [aiter(paint)] for _ in range(2)]
+        assert [b.name for b in again] == [b.name for b in first] == ["b0", "b1"]
+        assert again[0].digest() == before.digest() and (again[0]["latents"] == before["latents"]).all()
+        await paint.done(again[1])
+        while await _steps(client, name):
+            await asyncio.sleep(0.05)
+        with pytest.raises(meander.Gone, match="gb0"):
+            await anext(aiter(client.batches(name, "late", stage="draft", timeout=60)))
+        assert draft.health.groups == 2 and paint.health.groups == 2
+
+    try:
+        run(check, up.url)
+    finally:
+        up.stop()
 
 
 def _example():

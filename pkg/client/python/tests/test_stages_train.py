@@ -146,9 +146,94 @@ def test_both_learn_and_what_is_killed_goes_on(binary, tmp_path, asked):
         assert event == killed[subject], subject
 
 
+def beside(url, out, asked, publishes, usher, killed=()):
+    """Two trainers of one run, of which one publishes. killed: (batch, who) of those that are killed when they have
+    left out a batch, before they have told it. The updates of each trainer, and its alarms."""
+
+    def begin(stage):
+        other = next(s for s in LANES if s != stage)
+        of = {"prompts": str(asked), "beside": other} if stage == publishes else {"prompts": ""}
+        fields = SMALL | LANES[stage] | of | {"stage": stage, "run_name": out.name, "updates": 4, "patience": 200.0}
+        return started(url, out / stage, **fields)
+
+    def alarms(stage):
+        log = out / stage / "log.jsonl"
+        lines = log.read_text().splitlines() if log.exists() else ()
+        return [r["text"] for r in map(json.loads, lines) if r["kind"] == "alarm"]
+
+    async def answered():
+        listening = asyncio.Event()
+        async with meander.connect(url) as client:
+            worker = asyncio.create_task(client.interact("usher", usher, listening.set))
+            await listening.wait()
+            running.update((stage, begin(stage)) for stage in LANES)
+            for batch, stage in killed:
+                while not any(batch in text for text in alarms(stage)):
+                    assert running[stage].poll() is None
+                    await asyncio.sleep(0.002)
+                running[stage].kill()
+                running[stage].wait()
+                running[stage] = begin(stage)
+            while any(p.poll() is None for p in running.values()):
+                assert all(p.poll() in (None, 0) for p in running.values())
+                await asyncio.sleep(0.05)
+            worker.cancel()
+
+    running = {}
+    try:
+        asyncio.run(asyncio.wait_for(answered(), 400))
+        for stage, process in running.items():
+            ended(process, out / stage)
+    except AssertionError:
+        raise AssertionError([(out / stage / "stderr").read_text()[-2000:] for stage in LANES]) from None
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+    return {stage: [(r["update"], r["batch"], r["batch_digest"], r["adapter_digest"]) for r in updates(out / stage)]
+            for stage in LANES}, {stage: alarms(stage) for stage in LANES}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ushered(tmp_path_factory):
+    """A file of prompts whose samples an usher may end before they are painted, and may fail."""
+    think = meander.stage("think", model="sums", text={"temperature": 1.5, "tokens_per_event": 8})
+    paint = meander.stage("paint", 'a red sign that says "{think.text}"', model="signs", num_inference_steps=3,
+                          rollout={"sde_step_indices": [0, 1], "return_conditioning": True})  # fmt: skip
+    file = tmp_path_factory.mktemp("ushered") / "prompts.jsonl"
+    file.write_text("".join(
+        json.dumps({"prompt": f"{a}+31=?", "reward": [{"name": "confidence"}],
+                    **meander.stages(think, meander.stage("usher", interaction="usher"), paint)}) + "\n"
+        for a in range(20, 28)
+    ))  # fmt: skip
+    return file
+
+
+@pytest.mark.parametrize("publishes", LANES)
+def test_a_batch_that_is_left_out_holds_up_none(lanes, tmp_path, ushered, publishes):
+    """Of u000001 no sample is painted, so that painter leaves it out, and all of u000002 fail."""
+
+    def usher(request):
+        if request["uid"].startswith("u000002"):
+            raise ValueError("no")
+        return {"content": "go", "terminate": request["uid"].startswith("u000001")}
+
+    def run(name, killed=()):
+        return beside(lanes, tmp_path / f"{publishes}-{name}", ushered, publishes, usher, killed)
+
+    found, alarms = run("calm")
+    assert [x[:2] for x in found["paint"]] == [(1, "u000000"), (4, "u000003")]
+    assert [x[:2] for x in found["think"]] == [(1, "u000000"), (2, "u000001"), (4, "u000003")]
+    for stage, batches in (("paint", ("u000001", "u000002")), ("think", ("u000002",))):
+        assert [b for b in batches for a in alarms[stage] if b in a] == list(batches), alarms
+    again, _ = run("killed", [("u000001", "paint"), ("u000002", "think")])
+    assert again == found
+
+
 @pytest.mark.parametrize("fields, wrong", [
     ({"beside": "think"}, "--beside: needs --stage and --prompts"),
     ({"stage": "paint", "held_out": "x"}, "--held-out: measures images of one lane"),
+    ({"stage": "paint", "checkpoint_every": 2}, "--checkpoint-every: 2; must be 1 beside other trainers"),
     ({"stage": "paint", "ahead": 1}, "--ahead: 1; must be 0 with --stage"),
     ({}, "--prompts: empty; must name a file"),
 ])  # fmt: skip

@@ -2590,7 +2590,7 @@ export interface Update {
   tenant: string;
   /** trainer names the one that made the update, where several learn from the run. */
   trainer: string;
-  /** step is the count of the trainer's updates, from 1. One that restarts and makes an update again has it once: the first counts. */
+  /** step is the count of the trainer's updates, from 1; 0: it begins with these weights. A trainer that restarts and makes an update again has it once: the first counts. */
   step: Integer;
   /** batches are the ids of the batches that the trainer learned from, batch_digest is a digest of the events it read. */
   batches: string[] | null;

@@ -23,7 +23,7 @@ var libraryDir string
 // interpreted is the path of a driver library whose GPUs are interpreted.
 var interpreted = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(libraryDir, "libcuda.so")
-	out, err := exec.Command("go", "build", "-buildmode=c-shared", "-o", path,
+	out, err := exec.Command("go", "build", "-tags", "cuda,netgo,osusergo", "-buildmode=c-shared", "-o", path,
 		"../../../../integration/tools/libcuda").CombinedOutput()
 	if err != nil {
 		return "", errors.New(string(out))

@@ -37,7 +37,7 @@ func TestGPU_AutoLeavesOutOldOnes(t *testing.T) {
 		return
 	}
 	library := filepath.Join(t.TempDir(), "libcuda.so")
-	if out, err := exec.Command("go", "build", "-buildmode=c-shared", "-o", library,
+	if out, err := exec.Command("go", "build", "-tags", "cuda,netgo,osusergo", "-buildmode=c-shared", "-o", library,
 		"../../../../integration/tools/libcuda").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,8 +19,10 @@ from .client import Client
 from .control import status_text
 from .cursor import Cursor, results
 from ..data.events import ADVANTAGE, EventError, fitting
-from .tasks import retry_while_away
+from .tasks import SAY, retry_while_away
 from ..data.text import Text
+
+_log = logging.getLogger("meander")
 
 _R = TypeVar("_R")
 _FINAL = ("cancelled", "refused")  # statuses of groups that would come out the same again
@@ -96,8 +99,11 @@ class Asker:
             await self.client.publish(self.run, text, timeout=self.timeout, **{**fields, "uid": uid})
             began = time.monotonic()
             while (left := max(began, self._closed_at) + self.timeout - time.monotonic()) > 0:
-                if (await asyncio.wait({outcome}, timeout=left))[0]:
+                if (await asyncio.wait({outcome}, timeout=min(left, SAY)))[0]:
                     return outcome.result()
+                if left > SAY:
+                    passed = time.monotonic() - began
+                    _log.warning("run %s: waits for a group for %.0f s; %s", self.run, passed, await self._state())
             raise asyncio.TimeoutError
         except (TimeoutError, asyncio.TimeoutError):
             state = await self._state()

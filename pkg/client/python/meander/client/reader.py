@@ -20,8 +20,9 @@ from nats.js.errors import NotFoundError
 from ..data.batch import Batch, Group, Keep, Ratio, Sample
 from .control import status_text
 from .cursor import Cursor, results
-from ..data.events import ADVANTAGE, BATCH, PREFIX, AnyEvent, Event, EventError, fitting
-from .tasks import PATIENCE, maybe_awaited, retry_while_away
+from ..data.events import ADVANTAGE, BATCH, GROUP, PREFIX, AnyEvent, Event, EventError, fitting
+from ..data.staged import check_planned
+from .tasks import PATIENCE, Wait, maybe_awaited, retry_while_away
 from ..data.textbatch import batch_of, check_kind, lacking
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ COUNTED = ("complete", "partial")
 """The statuses of groups that have advantages."""
 EMPTY = ("raise", "give")
 """What becomes of a named batch of which no group counts."""
-_SAY = 30.0  # seconds without anything after which a reader says what it waits for
 
 LogProbs = Callable[[Batch], npt.ArrayLike | Awaitable[npt.ArrayLike]]
 """A function, or coroutine function, of a batch: the log-probs of the trainer's policy, in the shape of those of the
@@ -124,6 +124,18 @@ class Source(Protocol):
         """As of Client."""
 
 
+async def check_stage(client: Source, run: str, stage: str) -> bool:
+    """Whether a run has groups, by the newest of which a stage is checked. EventError: it does not train the stage."""
+    subject = f"{PREFIX}group.{run}.*"
+    try:
+        ask = partial(client.js.get_last_msg, "MDR_GROUPS", subject)
+        m = await retry_while_away(ask, PATIENCE)
+    except NotFoundError:
+        return False
+    check_planned(fitting(m.data or b"", GROUP, m.subject or "", "run", "uid"), stage)
+    return True
+
+
 class _Reader:
     """What readers of groups and readers of batches share."""
 
@@ -141,16 +153,20 @@ class _Reader:
         self.cursor = Cursor(client.nc, run, name, results(run, kind), after, shared, client.mark)
         self.logits, self.whole, self.stage = logits, whole, stage
         self.health = Health()
+        self.more: Callable[[], Awaitable[str]] | None = None  # what else to say while nothing comes
+        self._unchecked = bool(stage) and faults == "raise"
         self._left: dict[str, str] = {}  # why groups and samples are left out, since the last batch
 
     async def _message(self) -> Msg | None:
         """Returns the next event; None at the end of the stored ones if the reader does not follow."""
-        began = said = time.monotonic()
+        wait = Wait(self.timeout, self._nothing)
         while True:
             if not self.cursor.consumer:
                 await retry_while_away(self.cursor.open, max(self.timeout, PATIENCE))
             if not self.follow and self.cursor.waiting == 0:
                 return None
+            if self._unchecked and await check_stage(self.client, self.run, self.stage):
+                self._unchecked = False
             asked = time.monotonic()
             m = await self.cursor.next()
             self.health.waited += time.monotonic() - asked
@@ -158,12 +174,10 @@ class _Reader:
             if m is not None:
                 self.health.last = time.time()
                 return m
-            now = time.monotonic()
-            if self.timeout and now - began > self.timeout:
-                raise TimeoutError(f"run {self.run}: nothing came for {self.timeout:g} s; {await self._waits()}")
-            if now - said > _SAY:
-                said = now
-                _log.info("run %s: nothing came for %.0f s; %s", self.run, now - began, await self._waits())
+            await wait.check()
+
+    async def _nothing(self, seconds: float) -> str:
+        return f"run {self.run}: nothing came for {seconds:.3g} s; {await self._waits()}"
 
     async def _waits(self) -> str:
         """Says what a reader waits for, by the status of the run."""
@@ -171,7 +185,8 @@ class _Reader:
             parts = [status_text(await self.client.status(self.run, timeout=2))]
         except (ValueError, TimeoutError, nats.errors.Error) as e:
             parts = [f"no word of how the run is doing: {str(e) or type(e).__name__}"]
-        return ", ".join(parts + [f"left out: {n} x {why}" for why, n in self.health.left_out.most_common(3)])
+        parts += [f"left out: {n} x {why}" for why, n in self.health.left_out.most_common(3)]
+        return ", ".join(parts + [await self.more()] if self.more else parts)
 
     async def _group(self, run: str, uid: str, place: str, advantage: Advantage | None = None) -> Group | None:
         """Returns a group that counts; None for one that is left out, which is counted and logged."""
@@ -197,6 +212,8 @@ class _Reader:
         for x in (s for g in _parts(group) for s in g.samples if s.advantage is not None):
             if why := x.lacks:
                 self._leave(f"{uid} #{x.member['sample_index']}", f"sample: {why}")
+        if self.stage and not group.samples:
+            self._leave(uid, f"no sample ran stage {self.stage!r}")
         self.health.groups += 1
         self.health.samples += len(group.trained)
         self.health.unscored += sum(s.text.unscored for g in _parts(group) for s in g.trained if s.text is not None)
@@ -330,7 +347,8 @@ class Batches(_Reader):
                 return None
             seq, group = read
             if group is not None and not group.trained:
-                self._leave(group.uid, "no sample with an advantage and something to train on")
+                if group.uid not in self._left:
+                    self._leave(group.uid, "no sample with an advantage and something to train on")
             elif group is not None:
                 groups.append(group)
         return seq, self._batch(groups, "", self.cursor.place(seq))

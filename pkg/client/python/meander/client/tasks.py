@@ -19,6 +19,9 @@ _T = TypeVar("_T")
 PATIENCE = 120
 """Seconds that the server may be away while something is read or acknowledged."""
 
+SAY = 30.0
+"""Seconds after which a wait says what it is for."""
+
 _AWAY = (
     errors.TimeoutError, errors.NoRespondersError, errors.StaleConnectionError, errors.OutboundBufferLimitError,
     errors.ConnectionReconnectingError, NoStreamResponseError, ServiceUnavailableError, ConnectionError,
@@ -49,6 +52,24 @@ async def retry_while_away(call: Callable[[], Awaitable[_T]], timeout: float) ->
             _log.warning("NATS does not answer (%s); asking again, for %.0f s at most", why, end - now)
         await asyncio.sleep(pause)
         pause = min(2 * pause, 5)
+
+
+class Wait:
+    """A wait that says each half minute what it is for, by text(seconds it took so far), and ends after so many seconds
+    (0: never) with a TimeoutError that says it."""
+
+    def __init__(self, seconds: float, text: Callable[[float], Awaitable[str]]):
+        self.seconds, self.text = seconds, text
+        self.began = self.said = time.monotonic()
+
+    async def check(self) -> None:
+        """TimeoutError: the time is over."""
+        now = time.monotonic()
+        if self.seconds and now - self.began > self.seconds:
+            raise TimeoutError(await self.text(self.seconds))
+        if now - self.said > SAY:
+            self.said = now
+            _log.warning("%s", await self.text(now - self.began))
 
 
 async def maybe_awaited(out: Any) -> Any:

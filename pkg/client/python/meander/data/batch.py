@@ -292,6 +292,29 @@ class Batch(Mapping[str, Any]):
         """The names of the tracks of a state, such as video and sound, in order; empty: it has one part."""
         return [t["name"] for t in _tracks(self.samples[0])] if self.samples else []
 
+    def place(self, name: str) -> slice:
+        """Where a track is among the S x C elements of a state. KeyError: no such track."""
+        begin, shape = _place(_tracks(self.samples[0]) if self.samples else [], name)
+        return slice(begin, begin + math.prod(shape))
+
+    def track_advantages(self, name: str) -> npt.NDArray[np.float64]:
+        """Returns the advantages [B, W] of the trained steps for one track: those of its credit, 0 where other tracks
+        alone have one; without such credits those of the batch. They need no steps that are read. KeyError: no such
+        track."""
+        self.place(name)
+        if not self.credits:
+            return self["advantages"]
+        out = np.zeros(self.mask.shape)
+        for i, (g, s) in enumerate((g, s) for g in self.groups for s in g.trained):
+            for c in g.advantage.get("credits") or ():
+                if c.get("track") != name:
+                    continue
+                place = str(s.member.get("stage") or c["stage"]), s.member["sample_index"]
+                steps = {(x["stage"], x["sample_index"]): x["advantages"] for x in c.get("steps") or ()}
+                value = c["values"][place[1] // (c.get("every") or 1)]
+                out[i, : int(self.mask[i].sum())] = steps.get(place) or (0.0 if value is None else value)
+        return out
+
     def track(self, name: str) -> dict[str, Array]:
         """Returns one track of the states: latents and next_latents [B, W, ...] in the track's own shape, views of
         those of the batch, and its share of log_probs [B, W], of which log_prob_sums add up to the step's. KeyError: no

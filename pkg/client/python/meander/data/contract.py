@@ -5033,8 +5033,8 @@ class Update(TypedDict):
     lane: what serves the sample: a model family and size class (token).
     tenant: owner of the weights; main where the lane has one set of them (token).
     trainer: names the one that made the update, where several learn from the run (token).
-    step: the count of the trainer's updates, from 1. One that restarts and makes an update again has it
-        once: the first counts (integer ≥ 1).
+    step: the count of the trainer's updates, from 1; 0: it begins with these weights. A trainer that
+        restarts and makes an update again has it once: the first counts (integer ≥ 0).
     batches: the ids of the batches that the trainer learned from, batch_digest is a digest of the events it
         read (list of token).
     batch_digest: batches are the ids of the batches that the trainer learned from, batch_digest is a digest
@@ -5067,8 +5067,8 @@ class Update(TypedDict):
     trainer: str
     """names the one that made the update, where several learn from the run (token)."""
     step: int
-    """the count of the trainer's updates, from 1. One that restarts and makes an update again has it once: the
-    first counts (integer ≥ 1)."""
+    """the count of the trainer's updates, from 1; 0: it begins with these weights. A trainer that restarts and
+    makes an update again has it once: the first counts (integer ≥ 0)."""
     batches: list[str]
     """the ids of the batches that the trainer learned from, batch_digest is a digest of the events it read (list of
     token)."""

@@ -284,6 +284,8 @@ TENSOR: Event = form("Tensor")
 # The services check more than forms, and take what is faulty off the streams.
 ADVANTAGE: Event = form("Advantage")
 """The result of a group."""
+GROUP: Event = form("GroupRecord")
+"""The record of a group, from before its first sample."""
 BATCH: Event = form("Batch")
 """The result of a batch."""
 TRAJECTORY: Event = form("Trajectory")

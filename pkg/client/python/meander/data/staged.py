@@ -178,13 +178,25 @@ def trained(advantage: AnyEvent) -> list[str]:
 
 def check_trained(advantage: AnyEvent, name: str) -> None:
     """EventError: a group has no such stage, or does not train it."""
-    if name in trained(advantage):
+    _refuse(str(advantage["uid"]), name, ran(advantage), trained(advantage))
+
+
+def check_planned(group: AnyEvent, name: str) -> None:
+    """check_trained by the record of a group (contract.GroupRecord), before it has a result."""
+    if not group.get("error"):  # of one that was refused less is known
+        of = group["group"].get("stages") or []
+        trains = [s["name"] for s in of if not (s.get("frozen") or s["kind"] == "interaction")]
+        _refuse(group["uid"], name, [s["name"] for s in of], trains)
+
+
+def _refuse(uid: str, name: str, every: Sequence[str], trains: Sequence[str]) -> None:
+    if name in trains:
         return
-    where = f"{advantage['uid']}: stage {name!r}"
-    if not ran(advantage):
+    where = f"{uid}: stage {name!r}"
+    if not every:
         raise EventError(f"{where}: its prompt has no stages: read it without a stage")
-    why = "is frozen or of an interaction, so it has no advantages" if name in ran(advantage) else "is not there"
-    raise EventError(f"{where} {why}; must be one of {', '.join(trained(advantage)) or 'none: no stage is trained'}")
+    why = "is frozen or of an interaction, so it has no advantages" if name in every else "is not there"
+    raise EventError(f"{where} {why}; must be one of {', '.join(trains) or 'none: no stage is trained'}")
 
 
 def view(advantage: AnyEvent, name: str) -> Any:

@@ -24,6 +24,15 @@ Fields = Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | Awaitable[Mappi
 """Fields of a Prompt, such as reward, or a function, which may be async, that says them for a prompt."""
 
 
+def _refuse_stages(fields: Mapping[str, Any]) -> None:
+    if fields.get("stages"):
+        names = ", ".join(str(s.get("name")) for s in fields["stages"])
+        raise ValueError(
+            f"fields.stages: {names}; must be absent: this trainer asks one lane for samples; meander-train --stage "
+            f"and client.batches(stage=...) read one stage"
+        )
+
+
 class Lane:
     """A connection to a lane: its weights, and a run to ask in."""
 
@@ -37,6 +46,8 @@ class Lane:
         timeout: float,
         connection: Mapping[str, Any],
     ):
+        if not callable(fields):
+            _refuse_stages(fields)
         self.connection = sync.connect(url, **connection)
         self.client = self.connection.__enter__()
         self.run, self.lane, self.fields = run, lane, fields
@@ -45,13 +56,14 @@ class Lane:
 
     async def fields_of(self, prompt: Prompt, text: Mapping[str, Any], trainer: str = "") -> dict[str, Any]:
         """What a prompt is published with. text are the settings of the trainer; those of fields go before. trainer
-        names one that computes advantages by itself. ValueError: fields ask for others."""
+        names one that computes advantages by itself. ValueError: fields ask for others, or for stages."""
         own = dict(await maybe_awaited(self.fields(prompt)) if callable(self.fields) else self.fields)
         if trainer and "advantage" in own:
             raise ValueError(
                 f"fields.advantage: {own['advantage']!r}; must be absent: {trainer} computes advantages, "
                 f"by its own settings"
             )
+        _refuse_stages(own)
         own["text"] = {**text, **own.get("text", {})}
         if self.lane:
             own["model"] = self.lane

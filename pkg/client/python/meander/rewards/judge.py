@@ -36,6 +36,10 @@ _EDIT_NUMBER = (
 _NUMBER = 'How well does this image show "{prompt}"? Answer with a number from {low} to {high} only, higher is better.'
 
 
+Places = list[tuple[str, list[tuple[str, float]]]]
+"""The tokens of an answer, each with the likeliest ones at its place and their log-probs."""
+
+
 class Judge(Reward):
     """A vision language model as the judge, over an OpenAI-compatible URL.
 
@@ -117,7 +121,20 @@ class Judge(Reward):
         truth = sample.ground_truth if isinstance(sample.ground_truth, str) else json.dumps(sample.ground_truth)
         words = {"prompt": sample.prompt, "ground_truth": truth, "low": low, "high": high}
         question = re.sub(r"\{(prompt|ground_truth|low|high)\}", lambda m: words[m[1]], self.question)
-        content = [*map(_part, [*self._before(sample), sample.image]), {"type": "text", "text": question}]
+        answer, ended, places = self._asked(question, [*self._before(sample), sample.image])
+        if ended == "length" and (self.bounds or answer.lstrip().startswith("<think")):
+            raise ValueError(f"the answer is longer than --tokens {self.tokens}: {answer[:200]!r}")
+        if self.bounds:
+            return Score(_number(answer, float(low), float(high)), answer)
+        return Score(_yes(answer, places), answer)
+
+    def answer(self, question: str, *images: Image.Image) -> str:
+        """What the model answers to a question about images. Busy: not now. ValueError: it refuses, or gives none."""
+        return self._asked(question, images)[0]
+
+    def _asked(self, question: str, images: Sequence[Image.Image]) -> tuple[str, str, Places]:
+        """The answer to a question about images, why it ended, and the likeliest tokens at each of its places."""
+        content = [*map(_part, images), {"type": "text", "text": question}]
         body: dict[str, Any] = {
             "model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0,
             "max_tokens": self.tokens,
@@ -127,28 +144,10 @@ class Judge(Reward):
         reply = self._ask("/chat/completions", body, time.monotonic() + self.timeout)
         try:
             choice = reply["choices"][0]
-            answer = str(choice["message"]["content"] or "")
-            if choice.get("finish_reason") == "length" and (self.bounds or answer.lstrip().startswith("<think")):
-                raise ValueError(f"the answer is longer than --tokens {self.tokens}: {answer[:200]!r}")
-            if self.bounds:
-                return Score(_number(answer, float(low), float(high)), answer)
             places = [(p["token"], [(t["token"], t["logprob"]) for t in p["top_logprobs"]])
                       for p in ((choice.get("logprobs") or {}).get("content") or [])]  # fmt: skip
+            return str(choice["message"]["content"] or ""), str(choice.get("finish_reason")), places
         except (LookupError, TypeError, AttributeError) as e:
-            raise ValueError(f"the judge's reply has no {e}: {json.dumps(reply)[:200]}") from None
-        return Score(_yes(answer, places), answer)
-
-    def answer(self, question: str, *images: Image.Image) -> str:
-        """What the model answers to a question about images. Busy: not now. ValueError: it refuses, or gives none."""
-        content = [*map(_part, images), {"type": "text", "text": question}]
-        body = {
-            "model": self.model, "messages": [{"role": "user", "content": content}], "temperature": 0,
-            "max_tokens": self.tokens,
-        }  # fmt: skip
-        reply = self._ask("/chat/completions", body, time.monotonic() + self.timeout)
-        try:
-            return str(reply["choices"][0]["message"]["content"] or "")
-        except (LookupError, TypeError) as e:
             raise ValueError(f"the judge's reply has no {e}: {json.dumps(reply)[:200]}") from None
 
     def _ask(self, path: str, body: dict[str, Any] | None, end: float) -> Any:
@@ -235,7 +234,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _yes(answer: str, places: list[tuple[str, list[tuple[str, float]]]]) -> float:
+def _yes(answer: str, places: Places) -> float:
     """How sure the judge is of yes, by the first of its tokens that is yes or no; 1 or 0 without log-probs."""
 
     def word(token: str) -> str:

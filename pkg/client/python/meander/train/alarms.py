@@ -4,6 +4,8 @@ that did not arrive."""
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from .config import Config
@@ -73,15 +75,10 @@ class Alarms:
             )
         ]
 
-    def empty(self, batch: str) -> list[tuple[str, str]]:
-        """Returns the alarm for a batch whose groups all failed or were cancelled."""
-        return [
-            (
-                EMPTY,
-                f"no sample of batch {batch} has an advantage: it is left out; `meander show` says what its groups "
-                f"ended as"
-            )
-        ]
+    def empty(self, batch: str, why: Iterable[str]) -> list[tuple[str, str]]:
+        """Returns the alarm for a batch without samples to train on. why: what its groups are left out for."""
+        reasons = "; ".join(f"{n} x {text}" for text, n in Counter(why).most_common(3))
+        return [(EMPTY, f"no sample of batch {batch} has an advantage: it is left out: {reasons}")]
 
     def evaluated(self, record: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns alarms of an evaluation's record."""

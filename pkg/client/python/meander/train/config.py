@@ -44,7 +44,7 @@ class Config:
     )
     beside: str = _setting(
         "", "with --prompts: names of other stages whose trainers push as often, with commas: a batch waits for the "
-        "update before it of each", _PIPE
+        "update before it of each. With --stage a batch that is left out counts as an update", _PIPE
     )
     lane: str = _setting("", "lane to train; default the only one there is", _PIPE)
 
@@ -263,6 +263,11 @@ class Config:
             self.trainer = self.stage
         if self.beside and not (self.stage and self.prompts):
             raise ValueError("--beside: needs --stage and --prompts: who publishes waits for the others")
+        if self.checkpoint_every > 1 and self.stage and (self.beside or not self.prompts):
+            raise ValueError(
+                f"--checkpoint-every: {self.checkpoint_every}; must be 1 beside other trainers: they go on from an "
+                f"update that a crash must not take back"
+            )
         if (self.stage or self.texts) and (self.held_out or self.test):
             raise ValueError(
                 "--held-out: measures images of one lane; with --stage or a language model it must be empty: publish "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,14 @@ from . import distributed
 from .losses import Loss, Noised, Steps
 from .model import Network, Texts
 from .objective import velocity_off
+from .prompts import NO_TRACKS
 from .rollouts import Rollouts
 
 
 @dataclasses.dataclass
 class Report:
-    """What an update did. Lists are by trained step; NaN stands for values without samples."""
+    """What an update did. Lists are by trained step, ratio_off and ratio_bound also by track, where tracks have
+    advantages of their own; NaN stands for values without samples."""
 
     ratio_off: list[float]
     """max |log_prob - old| of samples that no optimizer step had been taken for."""
@@ -80,10 +82,12 @@ class Learner:
         for group in self.optimizer.param_groups if lr is not None else ():
             group["lr"] = lr
         rows, used, counted = list[int](), 0, 0
+        if loss.pairs and batch.names:
+            raise ValueError(f"batch {batch.name}: {NO_TRACKS}")
         if batch.counts:
             rows, used, counted = loss.rows(batch, self.beta > 0), len(loss.rows(batch, False)), loss.count(batch)
         shared = _Shared(
-            batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), loss.figures)
+            batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(batch, loss.figures)
         )
         if loss.forward:
             if behind:
@@ -111,7 +115,7 @@ class Learner:
                 if counts:
                     add(shared, piece, count)
                 else:
-                    nothing = _Tally(len(batch.kernels), loss.figures)
+                    nothing = _Tally(batch, loss.figures)
                     add(dataclasses.replace(shared, tally=nothing, counts=False), piece, math.inf)
             self.gathered += distributed.total(len(chosen))
             if part < parts - 1:
@@ -165,14 +169,14 @@ class Learner:
             leaves = [torch.stack(t, dim=1).requires_grad_() for t in zip(*((s.log_prob, s.drift) for s in seen))]
             bases = torch.stack([s.base for s in seen], dim=1)
             with torch.enable_grad():
-                losses = self._call(shared, rows, slice(None), leaves[0], leaves[1], bases)
+                losses = self._call(shared, rows, 0, leaves[0], leaves[1], bases)
                 slopes = torch.autograd.grad(losses.sum() / share, leaves, allow_unused=True)
             shared.tally.loss += float(losses.detach().sum()) / share
         for j in range(w):
             now = self._step(shared, rows, j, self.beta > 0 or shared.compare or self.loss.base and slopes is None)
             if slopes is None:
                 total = self._call(
-                    shared, rows, slice(j, j + 1), now.log_prob[:, None], now.drift[:, None], now.base[:, None]
+                    shared, rows, j, now.log_prob[:, None], now.drift[:, None], now.base[:, None]
                 ).sum() / share
                 shared.tally.loss += float(total.detach())
             else:
@@ -190,52 +194,67 @@ class Learner:
         shared.tally.weight += torch.tensor([weights.sum(), weights.size], dtype=torch.float64)
 
     def _call(
-        self, shared: _Shared, rows: np.ndarray, steps: slice, log_prob: torch.Tensor, drift: torch.Tensor,
+        self, shared: _Shared, rows: np.ndarray, first: int, log_prob: torch.Tensor, drift: torch.Tensor,
         base: torch.Tensor
     ) -> torch.Tensor:
-        """The losses [n, w] of some samples at some trained steps; where they do not count, any with a gradient."""
-        batch, kernels = shared.batch, shared.batch.kernels[steps]
+        """The losses [n, w] of some samples at w trained steps, from the first on; where they do not count, any with a
+        gradient. Of a state of T tracks log_prob, drift and base are [n, w, T]: the loss of each track as if it were
+        the state, weighted by its share of the elements, so that equal advantages have the gradient of the whole."""
+        batch, w, out = shared.batch, log_prob.shape[1], torch.zeros(())
         if not shared.counts:
             return log_prob
 
         def tensor(x: object) -> torch.Tensor:
             return torch.as_tensor(x, dtype=torch.float64, device=self.network.device)
 
-        old, advantages, weights = (tensor(a[rows, steps]) for a in (shared.old, batch.advantages, shared.weights))
+        kernels, t = batch.kernels[first : first + w], len(batch.tracks)
         noise_std, step = tensor([k.noise_std for k in kernels]), tensor([k.step for k in kernels])
-        more = drift if self.loss.drift else None, base if self.loss.base else None
-        given = self.loss(
-            Steps(log_prob, old, advantages, weights, noise_std, step, tensor(batch.rewards[rows]), *more)
-        )
-        return shared.tally.told(given, log_prob.shape)
+        for i, (_, of) in enumerate(batch.tracks):
+            at = slice(first * t + i, (first + w) * t, t)
+            old, advantages, weights = (tensor(a[rows, at]) for a in (shared.old, batch.advantages, shared.weights))
+            more = drift[..., i] if self.loss.drift else None, base[..., i] if self.loss.base else None
+            given = self.loss(
+                Steps(log_prob[..., i], old, advantages, weights, noise_std, step, tensor(batch.rewards[rows]), *more)
+            )
+            out = out.to(log_prob) + of * shared.tally.told(given, log_prob.shape[:2])
+        return out
 
     def _step(self, shared: _Shared, rows: np.ndarray, j: int, base: bool) -> _Seen:
         """Trained step j of some samples under the network, and under its base."""
         kernel, batch = shared.batch.kernels[j], shared.batch
         mean, after, off = self._mean(batch, rows, j)
-        nothing = torch.full((len(rows),), math.nan, dtype=torch.float64, device=mean.device)
-        seen = _Seen(kernel.log_prob(mean, after), nothing, nothing, nothing, kernel.rounding(mean.detach(), off))
+        means, afters = batch.parts(mean), batch.parts(after)
+        nothing = torch.full((len(rows), len(means)), math.nan, dtype=torch.float64, device=mean.device)
+
+        def each(of: Callable[..., torch.Tensor], *x: Sequence[torch.Tensor]) -> torch.Tensor:
+            return torch.stack([of(*a) for a in zip(*x, strict=True)], dim=1)
+
+        rounding = each(kernel.rounding, [m.detach() for m in means], off)
+        seen = _Seen(each(kernel.log_prob, means, afters), nothing, nothing, nothing[:, 0], rounding)
         if shared.means is not None:
-            seen.drift = kernel.divergence(mean, shared.means[rows, j])
+            seen.drift = each(kernel.divergence, means, batch.parts(shared.means[rows, j]))
         if base:
             with torch.no_grad(), self.network.base():
                 of_base, _, _ = self._mean(batch, rows, j)
-            seen.divergence, seen.base = kernel.divergence(mean, of_base), kernel.log_prob(of_base, after)
+            seen.divergence, seen.base = kernel.divergence(mean, of_base), each(
+                kernel.log_prob, batch.parts(of_base), afters)
         return seen
 
     def _check(self, shared: _Shared, rows: np.ndarray, j: int, seen: _Seen) -> None:
         """Tallies how far the network is from what made the samples, and from the base."""
+        t = len(shared.batch.tracks)
+        at = slice(j * t, (j + 1) * t)
         apart = seen.log_prob.detach() - torch.as_tensor(
-            shared.batch.log_probs[rows, j], device=seen.log_prob.device
+            shared.batch.log_probs[rows, at], device=seen.log_prob.device
         )
         off, ratio, tally = apart.abs(), apart.exp(), shared.tally
-        tally.ratio += torch.tensor([float(ratio.sum()), len(rows)], dtype=torch.float64)
+        tally.ratio += torch.tensor([float(ratio.sum()), ratio.numel()], dtype=torch.float64)
         tally.ratio_max = torch.maximum(tally.ratio_max, ratio.max().cpu())
         if shared.fresh:
-            tally.off[j] = max(float(tally.off[j]), float(off.max()))
-            tally.bound[j] = max(float(tally.bound[j]), float(seen.rounding.max()))
+            tally.off[at] = torch.maximum(tally.off[at], off.amax(dim=0).cpu())
+            tally.bound[at] = torch.maximum(tally.bound[at], seen.rounding.amax(dim=0).cpu())
         else:
-            tally.moved += torch.tensor([float(off.sum()), len(rows)], dtype=torch.float64)
+            tally.moved += torch.tensor([float(off.sum()), off.numel()], dtype=torch.float64)
         if shared.compare:
             tally.kl[j] += torch.tensor([float(seen.divergence.detach().sum()), len(rows)], dtype=torch.float64)
 
@@ -247,14 +266,19 @@ class Learner:
                 for j in range(len(batch.kernels)):
                     self._check(shared, rows, j, self._step(shared, rows, j, base=True))
         share = count * len(batch.schedule)
-        advantages = torch.as_tensor(batch.advantages[rows].mean(axis=1), dtype=torch.float64, device=device)
+        t = len(batch.tracks)
+        advantages = [torch.as_tensor(batch.advantages[rows, k::t].mean(axis=1), dtype=torch.float64, device=device)
+                      for k in range(t)]  # fmt: skip
         for i in range(len(batch.schedule)):
             clean, x, sigma, texts = batch.noised(rows, i, device)
             v = self._guided(batch, x, sigma, texts)
             old = v.detach() if shared.velocities is None else shared.velocities[i][rows].to(device)
             if shared.counts:
-                given = self.loss(Noised(v, old, clean, x, sigma, advantages, batch.estimator))
-                total = shared.tally.told(given, advantages.shape).sum() / share
+                total = torch.zeros(()).to(advantages[0])
+                states = zip(*map(batch.parts, (v, old, clean, x)), strict=True)
+                for (now, before, end, noised), a, (_, of) in zip(states, advantages, batch.tracks, strict=True):
+                    given = self.loss(Noised(now, before, end, noised, sigma, a, batch.estimator))
+                    total = total + of * shared.tally.told(given, a.shape).sum() / share
             else:
                 total = v.double().sum() / share
             if self.beta:
@@ -279,22 +303,25 @@ class Learner:
     def _guided(self, batch: Rollouts, x: torch.Tensor, sigma: torch.Tensor, texts: Texts) -> torch.Tensor:
         return self.network.guided(x, sigma, texts, batch.frame, batch.rule, batch.rescale)
 
-    def _mean(self, batch: Rollouts, rows: np.ndarray, j: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _mean(
+        self, batch: Rollouts, rows: np.ndarray, j: int
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """The mean of trained step j of some samples under the network, the state after it, and how far roundings may
-        bring the velocity off."""
+        bring the velocity of each track off."""
         x, after, sigma, texts = batch.step(rows, j, self.network.device)
         v, scale = self._guided(batch, x, sigma, texts), batch.scale(j)
         relative = self.network.relative_error() * (2 * scale - 1)  # v = scale of one and 1 - scale of another
         prediction = self.network.whole.family.prediction() if self.network.whole else "flow"
-        off = velocity_off(x, v.detach(), float(sigma[0]), prediction, relative)
+        off = [velocity_off(*xv, float(sigma[0]), prediction, relative)
+               for xv in zip(batch.parts(x), batch.parts(v.detach()), strict=True)]  # fmt: skip
         return batch.kernels[j].mean(x, v), after, off
 
     @torch.no_grad()
     def score(
         self, batch: Rollouts, rows: list[int], with_means: bool = True
     ) -> tuple[np.ndarray, torch.Tensor | None]:  # fmt: skip
-        """Returns the log-probs [B, W] of the rows under the current network, NaN for other rows, and the means that
-        they belong to, [B, W, S, C], where these are wanted."""
+        """Returns the log-probs of the rows under the current network, NaN for other rows, in the shape of those of the
+        batch, and the means that they belong to, [B, W, S, C], where these are wanted."""
         out = np.full(batch.log_probs.shape, np.nan)
         means = torch.zeros(batch.shape, dtype=torch.float64, device=self.network.device) if with_means else None
         for piece, counts in self._pieces(batch, rows):
@@ -304,7 +331,9 @@ class Learner:
                     continue
                 if means is not None:
                     means[piece, j] = mean
-                out[piece, j] = kernel.log_prob(mean, after).cpu().numpy()
+                t = len(batch.tracks)
+                for i, of in enumerate(zip(batch.parts(mean), batch.parts(after), strict=True)):
+                    out[piece, j * t + i] = kernel.log_prob(*of).cpu().numpy()
         return out, means
 
     def state(self) -> dict[str, Any]:
@@ -334,8 +363,10 @@ class Learner:
 class _Tally:
     """Sums over the pieces of an update, of all processes. Of two numbers the second counts."""
 
-    def __init__(self, steps: int, figures: tuple[str, ...]):
-        self.off, self.bound = (torch.full((steps,), -math.inf, dtype=torch.float64) for _ in range(2))
+    def __init__(self, batch: Rollouts, figures: tuple[str, ...]):
+        steps = len(batch.kernels)
+        columns = (steps * len(batch.tracks),)
+        self.off, self.bound = (torch.full(columns, -math.inf, dtype=torch.float64) for _ in range(2))
         self.kl = torch.zeros(steps, 2, dtype=torch.float64)
         self.moved, self.weight, self.ratio = (torch.zeros(2, dtype=torch.float64) for _ in range(3))
         self.ratio_max = torch.tensor(-math.inf, dtype=torch.float64)
@@ -378,8 +409,8 @@ class _Shared:
     """What the pieces of an update share."""
 
     batch: Rollouts
-    old: np.ndarray  # [B, W] log-probs that ratios are against
-    weights: np.ndarray  # [B, W] importance weights
+    old: np.ndarray  # log-probs that ratios are against, in the shape of those of the batch
+    weights: np.ndarray  # importance weights, in that shape
     tally: _Tally
     means: torch.Tensor | None = None  # [B, W, S, C] of the transitions of old
     velocities: list[torch.Tensor] | None = None  # of the noised samples under the weights that made them
@@ -390,10 +421,10 @@ class _Shared:
 
 @dataclasses.dataclass
 class _Seen:
-    """A trained step of n samples under the network, [n]; NaN for what was not asked for."""
+    """A trained step of n samples under the network, [n, T] by track; NaN for what was not asked for."""
 
     log_prob: torch.Tensor
     drift: torch.Tensor
     base: torch.Tensor  # log-prob of the network without its adapter
-    divergence: torch.Tensor  # from that network
+    divergence: torch.Tensor  # [n], from that network
     rounding: torch.Tensor  # how far roundings may bring log_prob off

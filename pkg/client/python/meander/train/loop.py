@@ -19,8 +19,10 @@ import torch
 from safetensors.torch import load_file
 
 from ..client.client import Client, connect
+from ..client.reader import check_stage
 from ..data.batch import Batch
 from ..data.events import EventError
+from ..data.staged import StagedBatch
 from ..client.tasks import check_cancelled
 from ..torch.faults import Fault
 from ..torch.family import Size
@@ -45,6 +47,8 @@ class Trainer:
 
     def __init__(self, config: Config, client: Client, beside: Executor):
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
+        given = prompts.read(config.prompts) if config.prompts else []
+        prompts.check_stages(config, given, losses.of(config).pairs)
         self.network = self._network()
         if whole := self.network.whole:
             guides = whole.family.card()["pipeline"]["guidance"]
@@ -56,8 +60,6 @@ class Trainer:
                                      config.ema, config.is_threshold, config.beta)  # fmt: skip
         self.alarms = Alarms(config)
         self.stream = Stream(client, config)
-        given = prompts.read(config.prompts) if config.prompts else []
-        prompts.check_stages(config, given)
         self.draw = prompts.Draw(given, config.groups, config.seed) if given else None
         self.held_out = prompts.read(config.held_out) if config.held_out else []
         self.test = prompts.read(config.test) if config.test else []
@@ -146,6 +148,8 @@ class Trainer:
             _log.warning("going on at update %d, from %s", self.updated, self.out / "checkpoint")
 
     async def _begin(self, held: contextlib.AsyncExitStack, state: dict[str, Any]) -> None:
+        if self.config.stage:
+            await check_stage(self.client, self.config.run, self.config.stage)
         if not self.config.follow:
             await held.enter_async_context((await self.stream.lane_lease()).held())
         self.records.begin(self.updated)
@@ -159,6 +163,8 @@ class Trainer:
         self.cursor = self.cursor or await self.stream.patiently(self.stream.reader.cursor.acknowledged)
         self._checkpoint(state)
         await self._push()
+        if self.updated or self.config.stage:  # it may have died before it told
+            await self._tell()
         if self.updated == 0 and not self.config.follow:
             await self._evaluate()
 
@@ -196,7 +202,8 @@ class Trainer:
                 if whole is not None:
                     done.append(self._record(whole, behind, report, batch.spread()))
             self.updated += 1
-            if self.first:
+            self.made[self.stream.weights] = self.updated  # also where all was left out
+            if self.first and done:
                 clock.seconds["push"] = await self._push()
                 done = [d | await m for d, m in zip(done, marks, strict=True)]
         except BaseException:
@@ -204,7 +211,7 @@ class Trainer:
                 mark.cancel()
             raise
         why = ""
-        if self.first:
+        if self.first and done:
             record = {
                 "kind": "update", "update": self.updated, **_merged(done), "lr": lr, "pushed": self.version,
                 "adapter_digest": self.stream.digest
@@ -219,18 +226,25 @@ class Trainer:
                 self.updated % self.config.eval_every == 0 or self.updated == self.config.updates
             ):
                 found += await self._evaluate()
-            if not self.config.follow:
-                evaluated = self.records.of("evaluation")[-1:]
-                await self.stream.tell(record, {
-                    k: v for e in evaluated if e["update"] == self.updated for k, v in e.items() if isinstance(v, float)
-                })
             why = self.stopped = self._raise(found)
         why = await self._share(why)
         if self.updated % self.config.checkpoint_every == 0 or why or self.updated == self.config.updates:
             state = await self._state()
             if self.first:
                 self._checkpoint(state)
+        if self.first:
+            await self._tell()
         return why
+
+    async def _tell(self) -> None:
+        """Tells the last update, when a crash does not take it back any more: trainers of other stages go on by it."""
+        if self.config.follow:
+            return
+        update, evaluation = (
+            next((r for r in self.records.of(kind)[-1:] if r["update"] == self.updated), {})
+            for kind in ("update", "evaluation")
+        )
+        await self.stream.tell(self.updated, update, {k: v for k, v in evaluation.items() if isinstance(v, float)})
 
     async def _ask(self, count: int) -> None:
         """Publishes the prompts of so many batches behind those that were read, unless they are there."""
@@ -246,8 +260,8 @@ class Trainer:
             )
 
     async def _next(self, clock: "_Clock", part: int) -> tuple[Rollouts | None, Rollouts | None, int]:
-        """Returns the next batch of an update that has so many (in the first process), what this process trains on
-        (None for a batch to skip), and how many updates its weights are behind."""
+        """Returns the next batch of an update that has so many (in the first process; None: it is left out), what this
+        process trains on (None: another batch), and how many updates its weights are behind."""
         whole, task = None, None
         if self.first:
             ahead = min(self.config.ahead + 1, self.config.updates - self.updated) * self.config.accumulate - part
@@ -258,13 +272,15 @@ class Trainer:
             clock.move("rollout", "read", self.stream.reader.health.fetched - fetched)
             # By weights, not by version: after a crash the same weights have another one. The samplers never have a
             # follower's but the first ones.
+            if isinstance(found, StagedBatch):
+                raise ValueError(f"--stage: empty; must name one that the run trains: {', '.join(found.stages)}")
             made = 0 if self.config.follow or not found.size else min(
                 (self.made.get(w, -1) for w in set(found["weights_digest"].tolist())), default=self.updated
             )
             behind = self.updated - made
             left_out = []
             if not found.size:
-                left_out = self.alarms.empty(found.name)
+                left_out = self.alarms.empty(found.name, found.left_out.values())
             elif behind > self.config.ahead and not self.config.follow:
                 left_out = self.alarms.stale(found.name, behind)
             else:
@@ -283,7 +299,8 @@ class Trainer:
                     f"run {self.config.run}: {self.left_out} batches one after the other cannot be trained on; the "
                     f"last: {task.left_out[0][1]}"
                 )
-            return None, None, task.behind
+            # Trainers of several stages count one update for equal batches, so that none waits for another's for ever.
+            return None, Rollouts.without_samples(task.name, 0) if self.config.stage else None, 0
         if self.first and part + 1 < self.config.accumulate and not self.config.ahead:
             await self._ask(1)  # one after the other is read, so that equal seeds have them in equal order
         mine = whole

@@ -37,7 +37,9 @@ Figures = dict[str, torch.Tensor]
 
 @dataclasses.dataclass
 class Steps:
-    """Trained steps of n samples, float64 [n, w]: one of them, or all w = W for a loss of whole trajectories."""
+    """Trained steps of n samples, float64 [n, w]: one of them, or all w = W for a loss of whole trajectories. Where
+    tracks have advantages of their own it is called for each track, and log-probs are means over the track's elements.
+    """
 
     log_prob: torch.Tensor
     """Under the network as it is, with a gradient."""
@@ -61,8 +63,8 @@ class Steps:
 
 @dataclasses.dataclass
 class Noised:
-    """Clean latents of n samples, noised to one sigma of the schedule: x_t = (1 - sigma) x0 + sigma noise, [n, S,
-    C]."""
+    """Clean latents of n samples, noised to one sigma of the schedule: x_t = (1 - sigma) x0 + sigma noise, [n, S, C];
+    of one track, where these have advantages of their own, [n, 1, elements]."""
 
     velocity: torch.Tensor
     """At x_t under the network as it is, with a gradient."""

@@ -13,6 +13,12 @@ from typing import Any
 from .config import Config, weighted
 
 
+NO_TRACKS = (
+    "credit: tracks have advantages of their own, for which a loss of pairs has no use: it takes the best and the "
+    "worst sample of a group by reward"
+)
+"""Why a loss of pairs is refused."""
+
 _SOMETHING = re.compile(r"\S")
 _TEXT, _JSON = ("", ".txt"), (".json", ".jsonl", ".ndjson")
 
@@ -46,15 +52,18 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     return out
 
 
-def check_stages(config: Config, given: list[dict[str, Any]]) -> None:
+def check_stages(config: Config, given: list[dict[str, Any]], pairs: bool = False) -> None:
     """ValueError: a prompt does not have, or does not train, a stage that the settings name, or has stages and they
-    name none."""
+    name none, or credits tracks, for which a loss of pairs has no use."""
     for fields in given:
         stages = fields.get("stages") or []
         trains = ", ".join(str(s.get("name")) for s in stages if not (s.get("frozen") or s.get("interaction")))
         what = f"prompt {fields['prompt']!r:.60}"
         if stages and not config.stage:
             raise ValueError(f"--stage: empty; must name one that {what} trains: {trains or 'none'}")
+        mine = [fields, *(s for s in stages if s.get("name") == config.stage)]
+        if pairs and any(c.get("track") for of in mine for c in of.get("credit") or ()):
+            raise ValueError(f"--loss {config.loss}: {what}: {NO_TRACKS}")
         for flag, name in [("--stage", config.stage)] * bool(config.stage) + [("--beside", n) for n in config.others]:
             if name not in trains.split(", "):
                 why = "is frozen or of an interaction" if name in [s.get("name") for s in stages] else "is not there"

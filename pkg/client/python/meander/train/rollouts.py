@@ -35,7 +35,9 @@ USES = {
 class Rollouts:
     """The samples of a batch that have advantages: B rows with W trained steps each, of one size and one schedule.
 
-    log_probs and advantages are [B, W] float64; kernels [W] are the trained steps. conditioning names the tensors of a
+    log_probs and advantages are [B, W] float64; kernels [W] are the trained steps. Where T tracks of a state have
+    advantages of their own both are [B, W T], those of a step beside each other; tracks has the places of each track in
+    a state, flat, and its share of the elements; else one track is all of it. conditioning names the tensors of a
     prompt that the network takes, as Family.conditioning does; recipe is what a whole pipeline, which takes none, is
     called with for a trajectory. Samples that do not count add no gradient: a process
     without samples goes along with them in the passes of a sharded network.
@@ -52,7 +54,6 @@ class Rollouts:
                 f"batch {batch.name}: it is of texts; this trainer's must be of images (for texts see "
                 f"examples/grpo_sums.py)"
             )
-        batch.check_whole("this trainer")
         self.now, first = read or batch, batch.samples[0].facts
         self.noise_std = self.now["noise_std"][0]
         if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any():
@@ -77,12 +78,39 @@ class Rollouts:
         self._check(self.now)
         self.log_probs, self.advantages, self.rewards = batch["log_probs"], batch["advantages"], batch["rewards"]
         self.kernels = [Kernel.of(self.now, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
+        self.names = batch.tracks if batch.credits else []
+        if self.names:
+            self.tracks = [(place, place.stop - place.start) for place in map(batch.place, self.names)]
+            whole = sum(n for _, n in self.tracks)
+            self.tracks = [(place, n / whole) for place, n in self.tracks]
+            self.advantages = self._beside(batch.track_advantages)
+            self.log_probs = np.full_like(self.advantages, np.nan)
+            self._read_tracks(self.now)
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
         self.ends, self.spreads = dict[int, torch.Tensor](), dict[int, list[float]]()
         self.shape = (*self.log_probs.shape, *self.now["latents"].shape[2:])
         first_of = dict(zip(batch.prompt_index[::-1].tolist(), trajectories[::-1], strict=True))
         self.recipes = {k: recipe(t) for k, t in first_of.items()} if recipe else {}
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
+
+    names: Sequence[str] = ()
+    tracks: Sequence[tuple[slice, float]] = ((slice(None), 1.0),)
+
+    def _beside(self, of: Callable[[str], np.ndarray]) -> np.ndarray:
+        """What each track has, [B, W], as [B, W T]."""
+        parts = [of(name) for name in self.names]
+        return np.stack(parts, axis=2).reshape(*parts[0].shape[:1], -1)
+
+    def _read_tracks(self, micro: Batch) -> None:
+        """Keeps the log-probs of the tracks, which are in the steps alone."""
+        rows = slice(None) if micro.rows is None else micro.rows
+        self.log_probs[rows] = self._beside(lambda name: micro.track(name)["log_probs"])
+
+    def parts(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """States [n, S, C] as those of the tracks, [n, 1, elements]."""
+        if not self.names:
+            return [states]
+        return [states.flatten(1)[:, None, place] for place, _ in self.tracks]
 
     @classmethod
     def without_samples(cls, name: str, steps: int) -> "Rollouts":
@@ -158,6 +186,8 @@ class Rollouts:
         for piece, micro in zip(pieces, self.batch.micro(size, rows), strict=True):
             self._check(micro)
             self.now = micro
+            if self.names:
+                self._read_tracks(micro)
             texts = {int(k) for k in self.batch.prompt_index[piece]}
             self.prompts = {key: row for key, row in self.prompts.items() if key[0] in texts}
             self._spread(piece, rows)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -16,12 +16,13 @@ from ..data.batch import Batch
 from ..data.events import PREFIX, decode
 from ..data.textbatch import batch_of
 from ..client.client import Client
-from ..client.lease import Lease
-from ..client.tasks import retry_while_away, together
+from ..client.lease import Lease, holder
+from ..client.tasks import Wait, retry_while_away, together
 from . import distributed
 from .config import Config
 from .evaluate import publish
 from .model import Network, digest
+from .prompts import batch_id
 
 
 # What samplers say of an update whose weights give the same as those before it.
@@ -71,6 +72,8 @@ class Stream:
             whole=False, stage=self.config.stage,
             log_prob_kind="processed" if self.config.texts else "raw",
         )
+        if self.config.stage:
+            self.reader.more = self.doing
         self.batches = aiter(self.reader)
 
     async def patiently(self, call: Callable[..., Awaitable[_T]], *args: Any, **named: Any) -> _T:
@@ -93,23 +96,59 @@ class Stream:
             self.asked = batch
 
     async def beside(self, update: int) -> dict[str, int]:
-        """Waits for an update of the other trainers of the run, and returns the versions of their weights, by stage."""
-        out = {}
-        for stage in self.config.others if update else ():
+        """Waits until the trainers of the other stages have made an update, 0: have begun, and returns the versions of
+        their weights, by stage. ValueError: one learns from more batches, or fewer, in an update than this trainer."""
+        out, parts = dict[str, int](), self.config.accumulate
+        mine = {batch_id(n) for n in range((update - 1) * parts, update * parts)}
+        for stage in self.config.others:
             subject = f"{PREFIX}update.{self.config.run}.*.*.{stage}.{update}"
-            end = time.monotonic() + self.config.patience
+            wait = Wait(self.config.patience, partial(self._lacks, stage, update))
             while stage not in out:
-                try:
+                with contextlib.suppress(NotFoundError):
                     m = await self.patiently(self.client.js.get_last_msg, "MDR_UPDATES", subject)
-                    out[stage] = int(decode(m.data or b"")["policy_version"])
-                except NotFoundError:
-                    if time.monotonic() > end:
-                        raise TimeoutError(
-                            f"--beside {stage}: no update {update} of it in run {self.config.run} for "
-                            f"{self.config.patience:g} s; does its trainer run?"
-                        ) from None
-                    await asyncio.sleep(0.1)
+                    told = decode(m.data or b"")
+                    if other := sorted(set(told["batches"]) - mine):
+                        raise ValueError(
+                            f"--accumulate: {parts}; must be that of the trainer of {stage}, which learned from "
+                            f"{other[0]} in its update {update}"
+                        )
+                    out[stage] = int(told["policy_version"])
+                    break
+                await wait.check()
+                await asyncio.sleep(0.1)
         return out
+
+    async def _lacks(self, stage: str, update: int, seconds: float) -> str:
+        """Says for what beside waits."""
+        return (
+            f"run {self.config.run}: --beside {stage}: waited {seconds:.3g} s for update {update} of its trainer, "
+            f"which the next batch is made with; {await self.doing(stage)}"
+        )
+
+    async def doing(self, name: str = "") -> str:
+        """Says how far the other trainers of the run are, or the one of that name, and whether they run."""
+        of, newest, said = f"{PREFIX}update.{self.config.run}.", dict[tuple[str, str], int](), list[str]()
+        info = await self.patiently(self.client.js.stream_info, "MDR_UPDATES", subjects_filter=of + ">")
+        for subject in info.state.subjects or ():
+            lane, _, trainer, step = subject.removeprefix(of).split(".")
+            newest[trainer, lane] = max(newest.get((trainer, lane), 0), int(step))
+        for (trainer, lane), made in sorted(newest.items()):
+            if trainer == self.config.trainer or trainer != (name or trainer):
+                continue
+            has, _ = await self.patiently(holder, self.client, lane)
+            runs = has is not None and has["holder"] == self._holder(trainer)
+            said.append(f"trainer {trainer} of lane {lane} has made {made} updates and " + (
+                "runs" if runs else "does not run: start it again with the same --out; if it has taken all of its "
+                "--updates, with more of them"
+            ))
+        if name and not said:
+            said = [f"no trainer {name} has begun: start meander-train --run {self.config.run} --stage {name}",
+                    *filter(None, [await self.doing()] if newest else [])]  # fmt: skip
+        return "; ".join(said) or "no other trainer has begun: one has --prompts, and publishes"
+
+    def _holder(self, trainer: str) -> str:
+        """By what name a trainer of the run has the lease of its lane."""
+        return f"{trainer} of run {self.config.run}"
 
     async def next(self) -> Batch:
         """Returns the next batch, complete."""
@@ -130,31 +169,37 @@ class Stream:
 
     async def lane_lease(self) -> Lease:
         """Returns the lease of the lane to train, not yet taken. Waits for the first sampler."""
-        end = time.monotonic() + self.config.patience
+        async def nobody(seconds: float) -> str:
+            return f"lane {self.config.lane!r}: no sampler has announced its model for {seconds:.3g} s"
+
+        wait = Wait(self.config.patience, nobody)
         while True:
             try:
                 lane = (await self.patiently(policy.policy, self.client, self.config.lane))["lane"]
             except policy.NoPolicy:
-                if time.monotonic() > end:
-                    raise
+                await wait.check()
                 await asyncio.sleep(0.2)
                 continue
-            self.lease = Lease(self.client, lane, f"{self.config.trainer} of run {self.config.run}")
+            self.lease = Lease(self.client, lane, self._holder(self.config.trainer))
             return self.lease
 
     async def base(self) -> int:
         """Makes the samplers serve the checkpoint without an adapter, unless they do, and returns its version."""
         return await self._serve(None, "a new training run")
 
-    async def tell(self, record: dict[str, Any], evaluation: dict[str, float]) -> None:
-        """Publishes an update of the weights that were pushed last, for those who look on."""
-        joined = "+" in record["batch_digest"]
+    async def tell(self, update: int, record: dict[str, Any], evaluation: dict[str, float]) -> None:
+        """Publishes an update of the weights that were pushed last, for those who look on and for trainers beside this
+        one. record: its line of the log; empty: it changed nothing, or is 0, and the trainer begins."""
+        digest, names = record.get("batch_digest", ""), record.get("batch", "")
+        kl = [x for x in record.get("kl", ()) if x is not None]
         await self.patiently(
-            self.client.update, self.config.run, self.lane, record["update"], trainer=self.config.trainer,
-            batches=record["batch"].split("+"), batch_digest="" if joined else record["batch_digest"],
+            self.client.update, self.config.run, self.lane, update, trainer=self.config.trainer,
+            batches=names.split("+") if names else [], batch_digest="" if "+" in digest else digest,
             policy_version=self.version, weights_digest=self.weights, evaluation=evaluation,
-            clip_share=record.get("clipped"), kl=max(record["kl"]), staleness=record["behind"],
-            **{name: record[name] for name in ("loss", "ratio", "ratio_max", "lr", "grad_norm", "groups", "samples")},
+            clip_share=record.get("clipped"), kl=max(kl, default=None), staleness=record.get("behind"), **{
+                name: record.get(name)
+                for name in ("loss", "ratio", "ratio_max", "lr", "grad_norm", "groups", "samples")
+            },
         )
 
     async def push(self, network: Network, state: dict[str, Any], note: str) -> int:
