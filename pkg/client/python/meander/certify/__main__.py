@@ -67,7 +67,7 @@ def _engine(o: Any) -> list[report.Finding]:
     kind, _, where = o.subject.partition("=")
     if kind in engines.ENGINES:
         with engines.ENGINES[kind](where, o.model, o.update) as made:
-            return list(engine.judge(made, o.subject))
+            return list(engine.judge(made, f"{kind}={where.rstrip('/').rpartition('/')[2]}"))
     name, own = adapters.own(o.subject)
     if o.model or o.update:
         raise ValueError(f"--model, --update: {name} has expected() and update() of its own")

@@ -37,10 +37,15 @@ PROMPTS = ('a blue sign that says "4071"', 'a red sign that says "FOX"', "347+58
 """What is asked for, where an engine has no prompts of its own."""
 SETTINGS = {"temperature": 0.8, "top_k": 5}
 """How texts are drawn."""
+SAYINGS = (
+    "transition", "noise_level", "log_prob_kind", "reduce", "guidance", "shift", "noise", "dtype", "tolerance",
+    "weights",
+)
+"""What an engine may claim."""
 _FIELDS = ("ids", "image", "latents", "velocities", "log_probs")
 _TIMESTEPS = Set(
     "schedules", "timesteps", "1000 sigma", "flow matching", "timesteps", {"sigmas": {"shape": "[S]"}},
-    dict.fromkeys(("float32", "bfloat16"), 1e-6), [], lambda sigmas: 1000 * sigmas[:-1],
+    dict.fromkeys(("float64", "float32", "bfloat16"), 1e-6), [], lambda sigmas: 1000 * sigmas[:-1],
 )  # fmt: skip
 
 
@@ -88,12 +93,12 @@ def _found(z: Floats, stream: dict[Any, Floats], turn: int, place: str) -> str:
     """Which draw of a stream some noise is, in whatever order and times what; empty: none."""
     z = np.sort(z)
     for key, drawn in stream.items():
-        d = np.sort(drawn)
-        for d in (d, -d[::-1]):
+        for sign in (1, -1):
+            d = np.sort(sign * drawn)
             factor = float(z @ d / (d @ d))
             if (np.abs(z - factor * d) <= 0.008 * (np.abs(z) + 0.25)).all() and factor > 0:
                 when = ", in turn" if key in (turn, place) else f", draw {key} in the turn of {turn}"
-                return when + (f", times {factor:.4g}" if abs(factor - 1) > 1e-3 else "")
+                return when + (f", times {sign * factor:.4g}" if abs(sign * factor - 1) > 1e-3 else "")
     return ""
 
 
@@ -134,11 +139,16 @@ class _Measured:
     def __init__(self, engine: Any, kind: str, name: str):
         self.engine, self.kind, self.name = engine, kind, name
         self.says: dict[str, Any] = {"tolerance": 1e-5, "dtype": "float32", **getattr(engine, "says", {})}
+        if unknown := [n for n in self.says if n not in SAYINGS]:
+            raise ValueError(f"{name}: says {unknown[0]}; must be of {', '.join(SAYINGS)}")
+        if self.says["dtype"] not in _TIMESTEPS.tolerance:
+            raise ValueError(f"{name}: says dtype {self.says['dtype']}; must be of {', '.join(_TIMESTEPS.tolerance)}")
         self.prompts = list(getattr(engine, "prompts", PROMPTS))
         self.seeds = list(getattr(engine, "seeds", range(11, 11 + len(self.prompts))))
         self.rows = [self.ask(k) for k in range(len(self.prompts))]
         self.batch, self.sets = self.all(self.seeds, self.prompts), suite.load()
         self.formula: tuple[Set, Values] | None = None
+        self.explained = ""
 
     def all(self, seeds: Sequence[int], prompts: Sequence[str]) -> list[Row]:
         how = SETTINGS if self.kind == "texts" else {}
@@ -180,7 +190,7 @@ class _Measured:
         yield self.alike("a seed twice", [(self.rows[0], self.ask(0))])
         others = self.all([s + 100 for s in self.seeds], self.prompts)
         moved = [max(differences(a, b).values()) for a, b in zip(self.batch, others)]
-        says = f"other samples for {sum(map(bool, moved))} of {len(moved)} prompts, up to {max(moved):.1e} off"
+        says = f"other samples for {sum(map(bool, moved))} of {len(moved)} prompts"
         yield self.finding("another seed", "agrees" if any(moved) else "differs", says)
 
     def batched(self) -> Iterator[Finding]:
@@ -224,7 +234,8 @@ class _Measured:
     def drawn(self, row: Row) -> list[tuple[str, Floats]]:
         """The first state, and the noise of each stochastic step, by its place."""
         out = [("x_T", _flat(row["latents"][0]))]
-        for i in self.stochastic(row) if "velocities" in row else ():
+        known = "velocities" in row and "noise_level" in row | self.says
+        for i in self.stochastic(row) if known else ():
             k = transition.kernel(self.says.get("transition", "sde"), self.level(row), row["sigmas"], i)
             off = _flat(row["latents"][i + 1]) - k.mean(_flat(row["latents"][i]), _flat(row["velocities"][i]))
             out += [(f"step {i}", off / k.noise_std)] if k.noise_std else []
@@ -246,7 +257,9 @@ class _Measured:
         return [i for i, p in enumerate(row.get("log_probs", ())) if np.isfinite(p)]
 
     def level(self, row: Row) -> float:
-        return float(row.get("noise_level", self.says.get("noise_level", 0.7)))
+        if (level := (self.says | row).get("noise_level")) is None:
+            raise NotImplementedError("it does not say its noise_level")
+        return float(level)
 
     def schedule(self) -> Iterator[Finding]:
         sigmas, said = np.asarray(self.rows[0]["sigmas"], np.float64), self.says.get("shift")
@@ -267,7 +280,7 @@ class _Measured:
         if self.kind == "images":
             sigmas = np.asarray(row["sigmas"], np.float64)
             return [{"x": _flat(row["latents"][i]), "v": _flat(of[i]), "next": _flat(row["latents"][i + 1]), "step": i,
-                     "sigmas": sigmas, "noise_level": self.level(row)}
+                     "sigmas": sigmas, "noise_level": self.level(row) if self.stochastic(row) else 0.0}
                     for i in steps if 0 <= i < len(of)]  # fmt: skip
         how = {"top_p": 1.0, "min_p": 0.0} | {k: v for k, v in row.items() if k in _TOKENS.inputs}
         return [how | {"logits": np.asarray(of, np.float64).T, "tokens": _flat(row["ids"])}]
@@ -286,19 +299,25 @@ class _Measured:
         return [_flat(p) for p in _flat(row["log_probs"]) if np.isfinite(p)] if self.kind == "images" else [
             _flat(row["log_probs"])]  # fmt: skip
 
+    @property
+    def forms(self) -> list[Set]:
+        """The formulas that log-probs may have."""
+        steps = [s for s in self.sets.values() if s.kind == "transitions" and "reduce" in s.inputs]
+        return steps if self.kind == "images" else [_TOKENS]
+
     def log_probs(self) -> Iterator[Finding]:
-        sets = [s for s in self.sets.values() if s.kind == "transitions" and "reduce" in s.inputs]
         of = [r["velocities"] if "velocities" in r else self.engine.expected(r, 0) for r in self.rows]
         told, out = [p for r in self.rows for p in self.told(r)], list[Finding]()
         for by in (0, -1, 1) if self.kind == "images" else (0,):
             cases = [c for r, v in zip(self.rows, of) for c in self.inputs(r, v, [i + by for i in self.stochastic(r)])]
-            found = self.fitted("log-probs", sets if self.kind == "images" else [_TOKENS], cases, told, "transition")
+            found = self.fitted("log-probs", self.forms, cases, told, "transition", keep=not by)
             if by and found[0].state == "agrees":
                 found[0].state = "differs"
                 found[0].says += f", of the step {'before' if by < 0 else 'after'}"
             out = found if found[0].state != "unexplained" or not out else out
             if out[0].state != "unexplained":
                 break
+        self.explained = out[0].says if out[0].state == "differs" else ""
         yield from out
 
     def guidance(self) -> Iterator[Finding]:
@@ -311,18 +330,20 @@ class _Measured:
         yield from self.fitted("guidance", sets, cases, got, "guidance")
 
     def fitted(
-        self, aspect: str, sets: Sequence[Set], cases: list[Values], measured: list[Floats], claim: str = ""
+        self, aspect: str, sets: Sequence[Set], cases: list[Values], measured: list[Floats], claim: str = "",
+        keep: bool = False,
     ) -> list[Finding]:
         """What numbers are, by the formulas of sets. claim: which of the sayings names one of these."""
+        every = 1 + len(cases) * max(np.size(v) for v in cases[0].values()) // 2**16  # of the cases one
         ranked, said = list[tuple[tuple[bool, bool, bool, int], list[Finding], Set, Values]](), self.says.get(claim)
         for s in sorted(sets, key=lambda s: s.name != said):
             free = [n for n, what in s.inputs.items() if "choices" in what and n not in self.says]
             given = {n: self.says[n] for n in s.inputs if n in self.says}
-            inputs = [given | {n: v for n, v in c.items() if n in s.inputs} for c in cases[:8]]
+            inputs = [given | {n: v for n, v in c.items() if n in s.inputs} for c in cases[::every]]
 
             def judged(choice: Values, pairs: bool) -> list[Finding]:
-                of, alone = [i | choice for i in inputs], pairs and not ranked  # pairs for what it says it is
-                wanted, got = [{"": s.formula_of(i)} for i in of], [{"": m} for m in measured[:8]]
+                of, alone = [i | choice for i in inputs], bool(aspect) and pairs and not ranked
+                wanted, got = [{"": s.formula_of(i)} for i in of], [{"": m} for m in measured[::every]]
                 return list(trainer._compared(s, of, wanted, got, self.says["dtype"], self.name, alone))
 
             choice, out = trainer.best(s, free, judged)
@@ -332,9 +353,10 @@ class _Measured:
             if not any(faults[:3]):
                 break
         faults, out, s, chosen = min(ranked, key=lambda r: r[0])
-        if claim == "transition" and not any(faults[:2]):
+        if keep and not any(faults[:2]):
             self.formula = s, chosen
-        out[0].says += f", of {s.title}" + (f"; it says {said}" if faults[2] else "") if claim else ""
+        kinds = "".join(f", {n} {v}" for n, v in chosen.items() if "choices" in s.inputs[n] and len(s.inputs) > 3)
+        out[0].says += f", of {s.title}{kinds}" + (f"; it says {said}" if faults[2] else "") if claim else ""
         out[0].state = "differs" if faults[2] and out[0].state == "agrees" else out[0].state
         for f in out:
             f.about, f.aspect = self.kind, aspect if f is out[0] else f"{aspect}: {f.aspect}"
@@ -385,8 +407,12 @@ class _Measured:
             out["velocities"] = fit.difference(_flat(row["velocities"]), _flat(of))
         if self.formula and "log_probs" in row:
             s, given = self.formula
-            cases = zip(self.told(row), self.inputs(row, of, self.stochastic(row)))
-            out["log-probs"] = max(fit.difference(p, s.formula_of(i | given)) for p, i in cases)
+            pairs = zip(self.told(row), self.inputs(row, of, self.stochastic(row)))
+            out["log-probs"] = max(fit.difference(p, s.formula_of(i | given)) for p, i in pairs)
+        elif self.explained:
+            cases = self.inputs(row, of, self.stochastic(row))
+            says = self.fitted("", self.forms, cases, self.told(row), "transition")[0].says
+            out["log-probs"] = 0.0 if says == self.explained else math.inf
         return out
 
     def interrupted(self) -> Iterator[Finding]:
@@ -395,13 +421,14 @@ class _Measured:
                 yield self.finding(how, "not judged", f"it has no {how}")
                 continue
             got, whole = getattr(self.engine, how)(lambda: self.ask(0)), self.rows[0]
-            n = len(got["log_probs"]) if got and "log_probs" in got else 0
-            if got and n == len(whole["log_probs"]):
+            field = next(k for k in ("log_probs", "ids", "latents", "image") if k in whole)
+            n = len(got[field]) if got and field in got else 0
+            if got and n == len(whole[field]):
                 yield self.alike(f"during {how}", [(whole, got)])
             else:
                 begun = {k: whole[k][: len(got[k])] for k in ("ids", "latents", "log_probs") if got and k in got}
                 off = max(differences(begun, got or {}).values(), default=0.0)
-                says = f"{n} of {len(whole['log_probs'])} of it" + (f", {off:.1e} off its beginning" if off else "")
+                says = f"{n} of {len(whole[field])} of its {field}" + (f", {off:.1e} off its beginning" if off else "")
                 yield self.finding(f"during {how}", "differs" if off else "measured", says)
             yield self.alike(f"after {how}", [(whole, self.ask(0))])
 

@@ -31,8 +31,11 @@ class Adapter:
     """What adapters share: a model's folder, by which another program computes, and folders of LoRAs to update to."""
 
     says: dict[str, Any] = {}
+    """What it claims; images and texts draw, where it has them."""
     images: Any = None
+    """Draws images of prompts and seeds."""
     texts: Any = None
+    """Draws texts of prompts and seeds, at a temperature and with top_k."""
 
     def __init__(self, where: str, model: str = "", adapters: Sequence[str] = ()):
         self.where, self.model, self.adapters = where, model, [str(pathlib.Path(a).resolve()) for a in adapters]
@@ -66,6 +69,7 @@ class Adapter:
         return out
 
     def template(self, prompt: str) -> list[int]:
+        """The ids of a prompt in the template of the model's folder."""
         from transformers import AutoTokenizer
 
         messages = [{"role": "user", "content": prompt}]
@@ -99,8 +103,8 @@ class Lane(Adapter):
             self.lane, self.url = "", f"127.0.0.1:{_free()}"
             self.model = model or where
             self.store = self.stack.enter_context(tempfile.TemporaryDirectory())
-            self.stack.callback(lambda: self.stop(self.process))
-            self.start()
+            self.stack.callback(lambda: self._stop(self.process))
+            self._start()
         else:
             self.lacks += ("restart",)
         self.client = self.stack.enter_context(sync.connect(f"nats://{self.url}"))
@@ -108,11 +112,11 @@ class Lane(Adapter):
         self.lane = self.policy["lane"]
         if self.policy.get("text"):
             self.says = {"log_prob_kind": "raw", "reduce": "each", "weights": len(self.adapters)}
-            self.texts, self.images = self.drawn, None
+            self.texts, self.images = self._drawn, None
         else:
-            self.images, self.says["noise"] = self.drawn, "philox of noise_seed, in turn"
+            self.images, self.says["noise"] = self._drawn, "philox of noise_seed, in turn"
 
-    def start(self) -> None:
+    def _start(self) -> None:
         command = [shutil.which("meander") or "bin/meander", "up", "--model", self.where, "--store", self.store,
                    "--listen", self.url, "--batch", "16"]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -120,11 +124,11 @@ class Lane(Adapter):
         _until(lambda: socket.create_connection((host, int(port)), 1).close(), 60)
 
     @staticmethod
-    def stop(process: Any) -> None:
+    def _stop(process: Any) -> None:
         process.kill()
         process.wait()
 
-    def drawn(self, prompts: Sequence[str], seeds: Sequence[int], **text: Any) -> list[Row]:
+    def _drawn(self, prompts: Sequence[str], seeds: Sequence[int], **text: Any) -> list[Row]:
         """A group of one sample for each prompt, asked for at once."""
         run, by = f"certify{uuid.uuid4().hex[:10]}", {}
         image = {"num_inference_steps": STEPS, "true_cfg_scale": 2.0, "rollout": {
@@ -138,16 +142,16 @@ class Lane(Adapter):
                                 **fields)  # fmt: skip
         self.then(run)
         for told in itertools.islice(self.client.advantages(run), len(prompts)):
-            by[told["uid"]] = self.row(self.client.group(run, told["uid"], told))
+            by[told["uid"]] = self._row(self.client.group(run, told["uid"], told))
         return [by[f"s{seed}"] for seed in seeds]
 
-    def row(self, group: Any) -> Row:
+    def _row(self, group: Any) -> Row:
         """What the events of a group say of its sample."""
         s = group.samples[0]
         t = s.facts
         if s.text is not None:
-            n = s.text.prompt_length
-            return {"prompt": s.text.ids[:n].tolist(), "ids": s.text.ids[n:], "log_probs": s.text.numbers["log_probs"][n:]}
+            n, ids = s.text.prompt_length, s.text.ids
+            return {"prompt": ids[:n].tolist(), "ids": ids[n:], "log_probs": s.text.numbers["log_probs"][n:]}
         if not s.steps or len(s.steps) < STEPS:
             return {}
         debug = [tensor(d["tensor"]) for x in s.steps for d in x["debug"]]
@@ -159,6 +163,7 @@ class Lane(Adapter):
         }  # fmt: skip
 
     def expected(self, row: Row, weights: int) -> Any:
+        """What torch computes of a row, of the model's folder and one of the adapters."""
         if "group" not in row:
             return self.logits(row, weights)
         import torch
@@ -175,11 +180,12 @@ class Lane(Adapter):
         return out
 
     def update(self, weights: int) -> None:
+        """Serves one of the adapters, or the weights at the start."""
         pushed = self.sync.push_policy(self.client, self.adapters[weights - 1] if weights else None, self.lane)
         self.sync.taken(self.client, pushed)
         self.version = pushed["policy_version"]
 
-    def meanwhile(self, call: Callable[[], Row], do: Callable[[str], Any]) -> Row:
+    def _meanwhile(self, call: Callable[[], Row], do: Callable[[str], Any]) -> Row:
         """Calls, with something done to its run once it is published."""
         self.then = do
         try:
@@ -188,21 +194,24 @@ class Lane(Adapter):
             self.then = lambda run: None
 
     def pause(self, call: Callable[[], Row]) -> Row:
+        """Pauses a run and lets it go on."""
         def paused(run: str) -> None:
             self.client.obeyed(self.client.pause(run))
             self.client.resume(run)
 
-        return self.meanwhile(call, paused)
+        return self._meanwhile(call, paused)
 
     def abort(self, call: Callable[[], Row]) -> Row:
-        return self.meanwhile(call, self.client.cancel)
+        """Cancels a run."""
+        return self._meanwhile(call, self.client.cancel)
 
     def restart(self, call: Callable[[], Row]) -> Row:
+        """Kills the pipeline in a run and starts it again."""
         def killed(run: str) -> None:
-            self.stop(self.process)
-            self.start()
+            self._stop(self.process)
+            self._start()
 
-        return self.meanwhile(call, killed)
+        return self._meanwhile(call, killed)
 
 
 class Pipeline(Adapter):
@@ -224,6 +233,7 @@ class Pipeline(Adapter):
         self.pipe.set_progress_bar_config(disable=True)
 
     def images(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Row]:
+        """Draws images."""
         import torch
 
         from ..torch.canonical import Grid
@@ -254,9 +264,11 @@ class Pipeline(Adapter):
         } for k in range(len(seeds))]  # fmt: skip
 
     def update(self, weights: int) -> None:
-        self.pipe.unload_lora_weights()
-        if weights:
-            self.pipe.load_lora_weights(self.adapters[weights - 1])
+        """Serves one of the adapters, or the weights at the start."""
+        self.pipe.transformer.unload_lora()
+        if weights:  # with another prefix diffusers takes none of PEFT's names, and goes on
+            file = pathlib.Path(self.adapters[weights - 1], "adapter_model.safetensors")
+            self.pipe.transformer.load_lora_adapter(file, prefix="base_model.model", adapter_name="certify")
 
 
 class OpenAI(Adapter):
@@ -266,28 +278,31 @@ class OpenAI(Adapter):
     says = {"reduce": "each"}
 
     def texts(self, prompts: Sequence[str], seeds: Sequence[int], temperature: float, top_k: int) -> list[Row]:
-        return list(pool(self.text, prompts, seeds, [temperature] * len(seeds), [top_k] * len(seeds)))
+        """Draws texts."""
+        return list(pool(self._text, prompts, seeds, [temperature] * len(seeds), [top_k] * len(seeds)))
 
-    def text(self, prompt: str, seed: int, temperature: float, top_k: int) -> Row:
-        asked = {"messages": [{"role": "user", "content": prompt}], "model": self.served(), "seed": seed}
+    def _text(self, prompt: str, seed: int, temperature: float, top_k: int) -> Row:
+        asked = {"messages": [{"role": "user", "content": prompt}], "model": self._served(), "seed": seed}
         how = {"temperature": temperature, "top_k": top_k, "max_tokens": 16, "logprobs": True, "return_token_ids": True}
         answer = json.loads(_post(f"{self.where}/chat/completions", asked | how))
         told = answer["choices"][0]
         return {"prompt": answer["prompt_token_ids"], "ids": told["token_ids"],
                 "log_probs": [t["logprob"] for t in told["logprobs"]["content"]]}  # fmt: skip
 
-    def served(self) -> str:
+    def _served(self) -> str:
         weights = getattr(self, "now", 0)
         found = json.loads(_post(f"{self.where}/models"))["data"]
         return f"certify-{weights}" if weights else next(m["id"] for m in found if not m.get("parent"))
 
     def update(self, weights: int) -> None:
+        """Serves one of the adapters, or the weights at the start."""
         if weights:
             of = {"lora_name": f"certify-{weights}", "lora_path": self.adapters[weights - 1], "load_inplace": True}
             _post(f"{self.where}/load_lora_adapter", of)
         self.now = weights
 
     def expected(self, row: Row, weights: int) -> Any:
+        """What torch computes of a row, of the model's folder and one of the adapters."""
         return self.logits(row, weights)
 
 
@@ -297,9 +312,10 @@ class SGLangDiffusion(Adapter):
     says = {"transition": "sde", "noise_level": 0.7, "log_prob_kind": "density", "reduce": "mean"}
 
     def images(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Row]:
-        return list(pool(self.image, prompts, seeds))
+        """Draws images."""
+        return list(pool(self._image, prompts, seeds))
 
-    def image(self, prompt: str, seed: int) -> Row:
+    def _image(self, prompt: str, seed: int) -> Row:
         import msgpack
 
         body = {
@@ -309,12 +325,13 @@ class SGLangDiffusion(Adapter):
         }  # fmt: skip
         row = msgpack.unpackb(_post(f"{self.where}/rollout/generate", body))[0]
         told, debug = row["dit_trajectory"], row["rollout_debug_tensors"]
-        of = {"image": row["generated_output"], "velocities": debug["rollout_model_outputs"], "sigmas": told["sigmas"],
-              "latents": told["latents"], "log_probs": row["rollout_log_probs"], "timesteps": told["timesteps"]}  # fmt: skip
-        out = {k: _tensor(v) for k, v in of.items()}
+        out = {"image": row["generated_output"], "velocities": debug["rollout_model_outputs"],
+               "log_probs": row["rollout_log_probs"], **{k: told[k] for k in ("latents", "sigmas", "timesteps")}}
+        out = {k: _tensor(v) for k, v in out.items()}  # fmt: skip
         return out | {"timesteps": out["timesteps"][: len(out["sigmas"]) - 1]}
 
     def update(self, weights: int) -> None:
+        """Serves one of the adapters, or the weights at the start."""
         _post(f"{self.where}/v1/unmerge_lora_weights", {"target": "all"})
         if weights:
             lora = {"lora_nickname": f"certify-{weights}", "lora_path": self.adapters[weights - 1]}

@@ -77,18 +77,17 @@ def explain(
     names = [quantities(s, i) for i in inputs]
     if words := _relation(measured, base, names, tolerance, free=True):
         return [(words.removesuffix("; "), AS_IT_IS)]
-    for words, these, those in (("behind", slice(1, None), slice(-1)), ("ahead", slice(-1), slice(1, None))):
-        if all(m.size > 2 and near(m[..., these], x[..., those], tolerance) for m, x in zip(measured, base)):
-            return [(f"what is given is {words} by one place", AS_IT_IS)]
+    if words := _shifted(measured, base, names, tolerance) or "":
+        return [(words.removesuffix("; "), AS_IT_IS)]
     singles: list[tuple[Change, list[Floats]]] = []
     for change in changes(s, inputs):
         found = _all(of, inputs, change)
         if found is not None and any(difference(f, b) > tolerance for f, b in zip(found, base)):
             singles.append((change, found))
-    for fits in (_equal, _relation):
+    for fits in (_equal, _relation, _shifted):
         out = [
             (f"{words}{c.words}", c) for c, f in singles
-            if not (c.extreme and fits is _relation) and (words := fits(measured, f, names, tolerance)) is not None
+            if not (c.extreme and fits is not _equal) and (words := fits(measured, f, names, tolerance)) is not None
         ]
         if out:
             return out
@@ -207,6 +206,16 @@ def quantities(s: Set, inputs: Values) -> dict[str, float]:
 
 def _equal(measured: Sequence[Floats], found: Sequence[Floats], _: object, tolerance: float) -> str | None:
     return "" if all(near(m, f, tolerance) for m, f in zip(measured, found)) else None
+
+
+def _shifted(measured: Sequence[Floats], found: Sequence[Floats], _: object, tolerance: float) -> str | None:
+    """Whether what was measured is one place off, in words."""
+    for words, these, those in (("behind", slice(1, None), slice(-1)), ("ahead", slice(-1), slice(1, None))):
+        off = [m.size != x.size or not x.ndim or m.size < 3 or not near(m[..., these], x[..., those], tolerance)
+               for m, x in zip(measured, found)]  # fmt: skip
+        if not any(off):
+            return f"what is given is {words} by one place; "
+    return None
 
 
 def _relation(
