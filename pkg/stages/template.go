@@ -109,6 +109,10 @@ func check(p *schemas.Prompt, kinds []string) error {
 			_, err := fill(t[1], most, func(place string) (string, error) { return knownText(p, kinds, i, place) })
 			add(t[0], err)
 		}
+		if len(s.Conditions) > 0 && kinds[i] == schemas.StageText {
+			add("conditions", errors.New("given; must be absent: the stage makes a text, and takes no files"))
+			continue
+		}
 		for k, c := range s.Conditions {
 			if c.Stage == "" {
 				continue

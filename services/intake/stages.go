@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/interaction"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/schemas"
@@ -354,10 +355,33 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 	return askStages(run, p, policies, plan)
 }
 
+// checkStageFiles returns an error for a condition of a type that the stage which it names does not make.
+func checkStageFiles(p *schemas.Prompt, policies []*schemas.Policy, plan []schemas.Request) error {
+	for i := range plan {
+		for _, c := range plan[i].Conditions {
+			at := slices.IndexFunc(p.Stages, func(s schemas.StageSpec) bool { return s.Name == c.Stage })
+			if at < 0 {
+				continue
+			}
+			media := mediaOf(lanePrompt(p, at), policies[at])
+			video := slices.Contains(media, scorer.MediumVideo)
+			if !video && (c.Type == schemas.KindVideo || !slices.Contains(media, scorer.MediumImage)) ||
+				c.Type == model.InputAudio {
+				return fmt.Errorf("stages[%d].conditions: %s: type: %q; stage %s makes none", i, c.Name, c.Type,
+					c.Stage)
+			}
+		}
+	}
+	return nil
+}
+
 // askStages returns the record of a group with a plan, and the requests of its first stage.
 func askStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Policy,
 	plan []schemas.Request,
 ) (*asked, error) {
+	if err := checkStageFiles(p, policies, plan); err != nil {
+		return nil, err
+	}
 	record := &schemas.GroupRecord{
 		Run: run, UID: p.UID, GroupSize: p.Samples(), Prompt: p.Prompt, Lane: plan[0].Lane,
 		BaseDigest: plan[0].BaseDigest, ScheduleDigest: plan[0].ScheduleDigest, Stages: plan, Seed: p.Seed,

@@ -134,7 +134,7 @@ func (s *service) endSamples(ctx context.Context, path []bus.Made, at stages.Pla
 	last := path[len(path)-1]
 	if cause != nil {
 		last.Trajectory = new(*last.Trajectory)
-		last.StopReason, last.Error = schemas.StopFailed, cause.Error()
+		last.StopReason, last.Error = "", cause.Error()
 		path = append(path[:len(path)-1:len(path)-1], last) // that of the caller stays
 	}
 	from, to := stages.Leaves(&last.Group, at)

@@ -246,6 +246,8 @@ def test_settings_that_do_not_fit_are_refused(fields, wrong):
     ("sky", {}, "--stage sky: is not there; must be one that prompt '.*' trains: think, paint"),
     ("think", {"loss": "gspo"}, "--loss: GSPO; must be ppo"),
     ("think", {"checkpointing": True}, "--checkpointing: set; must not be"),
+    ("paint", {"beside": "think", "patience": 3.0}, "--beside think: waited 3 s for update 0 of its trainer, which the "
+     "next batch is made with; no trainer think has begun: start meander-train --run paint --stage think"),
 ])  # fmt: skip
 def test_a_stage_that_cannot_be_trained_is_refused(lanes, tmp_path, asked, stage, fields, wrong):
     lane = LANES.get(stage, LANES["paint"])
