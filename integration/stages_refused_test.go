@@ -21,6 +21,7 @@ func TestStages_Refused(t *testing.T) {
 	c := assemble(t)
 	c.twoLanes(t)
 	c.publish(t, "first", thinkAndPaint("g", 2)) // both lanes are there
+	const paint0 = `{"name": "paint", "model": "synthetic"}`
 	const think, paint = `{"name": "think", "model": "sums"}`, `{"name": "paint", "model": "synthetic", "prompt": "says {think.text}"}`
 	for i, x := range []struct{ name, more, stages, want string }{
 		{"a stage that is not there", "", think + `, {"name": "paint", "model": "synthetic", "prompt": "{thnk.text}"}`, "stages[1].prompt: {thnk.text}: not known; must be prompt, metadata.KEY or STAGE.text with one of the stages think, paint"},
@@ -31,6 +32,9 @@ func TestStages_Refused(t *testing.T) {
 		{"an image of itself", `"rounds": 2`, think + `, {"name": "paint", "model": "synthetic", "conditions": [{"name": "image", "stage": "paint"}]}`, `stages[1].conditions[0].stage: "paint"; must be an earlier stage`},
 		{"a lane that there is not", "", think + `, {"name": "paint", "model": "sings"}`, `stages[1]: model: "sings" is not served here; must be one of sums, synthetic`},
 		{"a lane that takes no images", "", think + ", " + paint + `, {"name": "again", "model": "synthetic", "conditions": [{"name": "image", "stage": "paint"}]}`, "stages[2]: conditions: image; must be absent"},
+		{"a text that is given an image", "", paint0 + `, {"name": "again", "model": "sums", "conditions": [{"name": "image", "stage": "paint"}]}`, "stages[1].conditions: given; must be absent: the stage makes a text, and takes no files"},
+		{"a video of an image", `"reward": [{"name": "jpeg_compressibility"}]`, paint0 + `, {"name": "judge", "interaction": {"name": "critic"}, "conditions": [{"name": "v", "type": "video", "stage": "paint"}]}`, `stages[1].conditions: v: type: "video"; stage paint makes none`},
+		{"an entry that a substitute lacks", `"metadata": {"c": "red"}, "group_policy": {"failed": "refill"}, "substitutes": [{"prompt": "1+1=?"}]`, `{"name": "think", "model": "sums", "prompt": "{metadata.c}"}`, "substitutes[0]: stages[0].prompt: {metadata.c}: the prompt's metadata has no such entry"},
 		{"more children than a group may have", "", think + `, {"name": "paint", "model": "synthetic", "children": 1025}`, "stages[1].children: 1025; must be between 1 and 1024"},
 		{"more children than the group has", `"group_size": 4`, think + `, {"name": "paint", "model": "synthetic", "children": 3}`, "group_size: 4; must be a multiple of 3, the children of all stages"},
 		{"more samples than a group may have", `"group_size": 1024, "rounds": 8`, think, "group_size: 1024; must be at most 512 with 1 stages in 8 rounds"},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/meander-rl/meander/integration/tools/harness"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -204,4 +205,41 @@ func TestStages_DeadlineBetween(t *testing.T) {
 	if made, err := c.Made(t.Context(), "r", closed); err != nil || len(made) != 2 {
 		t.Errorf("%d trajectories of the closed group, want its two thoughts: %v", len(made), err)
 	}
+}
+
+// A group that is refilled runs all stages again, with the prompt of its substitute, and its advantages are of its own
+// samples.
+func TestStages_Refilled(t *testing.T) {
+	t.Parallel()
+	c := assemble(t)
+	c.twoLanes(t)
+	replies(t, c.world, "critic", func(r *schemas.InteractRequest) []byte {
+		if r.UID == "g" {
+			return packed(t, &schemas.InteractReply{Error: "no idea"})
+		}
+		return packed(t, &schemas.InteractReply{Content: "fine"})
+	})
+	p := critique("g", 4)
+	p.GroupPolicy = &schemas.GroupPolicy{Failed: schemas.GroupRefill}
+	p.Substitutes = []schemas.Substitute{{Prompt: "3+4=?"}}
+	c.publish(t, "r", p)
+	closed := c.advantages(t, "r", 2)
+	first, again := closed["g"], closed["g-r1"]
+	if first.Status != schemas.StatusFailed || first.RefilledBy != "g-r1" || again.Status != schemas.StatusComplete {
+		t.Fatalf("%s, refilled by %q, and that is %s: %s", first.Status, first.RefilledBy, again.Status, again.Error)
+	}
+	for i, m := range again.Members {
+		if len(m.Stages) != 3 || m.Stages[0].SampleIndex != int64(i-i%2) || m.Stages[2].SampleIndex != int64(i) ||
+			m.Advantage == nil || again.Credits[0].Values[i/2] == nil || again.Credits[1].Values[i] == nil {
+			t.Errorf("member %+v; credits %+v", m, again.Credits)
+		}
+	}
+	if think := c.stage(t, "r", "g-r1", 2, "think"); think.Prompt != "3+4=?" {
+		t.Errorf("the thought is of %q", think.Prompt)
+	}
+	run, err := results.Read(t.Context(), c.Bus, "r")
+	if err != nil || len(run.Groups) != 1 || run.Groups[0].Group != "g-r1" || run.Groups[0].Prompt != "3+4=?" {
+		t.Errorf("results: %+v, %v", run, err)
+	}
+	c.says(t, "show --run r g", "failed: interaction critic: error: the worker says: no idea")
 }

@@ -317,14 +317,19 @@ func sameValue(a, b reflect.Value) bool {
 	return empty || reflect.DeepEqual(a.Interface(), b.Interface())
 }
 
-// imageFields returns the paths of the fields that are set and that only images have. e is a pointer to a struct.
-func imageFields(e any) (paths []string) {
+// imageFields returns the paths of the fields that are set and that only images have.
+func imageFields(e any) []string {
+	return setFields(e, func(f *Field) bool { return f.For == ForImage })
+}
+
+// setFields returns the paths of those fields that are set. e is a pointer to a struct.
+func setFields(e any, those func(*Field) bool) (paths []string) {
 	v := reflect.ValueOf(e).Elem()
 	fields := Fields(v.Type())
 	for i := range fields {
 		f := &fields[i]
 		switch value := f.In(v); {
-		case f.For != ForImage || !f.isSet(value):
+		case !those(f) || !f.isSet(value):
 		case value.Kind() == reflect.Struct:
 			inside := Fields(value.Type())
 			for k := range inside {

@@ -3,6 +3,7 @@ package schemas
 import (
 	"cmp"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -157,6 +158,12 @@ func (s Stage) Split() (name Stage, round int64) {
 	return s, 1
 }
 
+// Name returns that of the stage, whatever its round.
+func (s Stage) Name() Stage {
+	name, _ := s.Split()
+	return name
+}
+
 // StageIndex returns which of its stages a name or a token is; -1: none of them.
 func (g *Group) StageIndex(of Stage) int {
 	name, round := of.Split()
@@ -261,7 +268,11 @@ func (p *Prompt) checkStages(f *faults) {
 	if len(p.Stages) > MaxStages {
 		return
 	}
-	for _, field := range p.laneFields() {
+	lane := Fields(reflect.TypeFor[StageSpec]())
+	for _, field := range setFields(p, func(f *Field) bool {
+		return f.Name != "prompt" && f.Name != "priority" &&
+			slices.ContainsFunc(lane, func(o Field) bool { return o.Name == f.Name })
+	}) {
 		f.add(field, "given", "must be absent beside stages: give it to the stage that it is for")
 	}
 	if n := p.groupSize(); n > 0 && n <= MaxGroupSize {
@@ -333,27 +344,6 @@ func (p *Prompt) checkNoStages(f *faults) {
 	}
 }
 
-// laneFields returns the fields that are set of those that a lane has, but for the priority.
-func (p *Prompt) laneFields() []string {
-	list := imageFields(p)
-	for _, of := range []struct {
-		field string
-		given bool
-	}{
-		{"messages", len(p.Messages) > 0},
-		{"text", p.Text != nil},
-		{"credit", len(p.Credit) > 0},
-		{"model", p.Model != ""},
-		{"base_digest", p.BaseDigest != ""},
-		{"min_policy_version", p.MinPolicyVersion != nil},
-	} {
-		if of.given {
-			list = append(list, of.field)
-		}
-	}
-	return list
-}
-
 // checkStage checks stage i: its name, and its settings as those of a prompt.
 func (p *Prompt) checkStage(f *faults, i int) {
 	s := &p.Stages[i]
@@ -401,16 +391,11 @@ func (p *Prompt) checkStage(f *faults, i int) {
 		s.checkInteraction(f)
 		return
 	}
-	for _, absent := range []struct {
-		field, why string
-		given      bool
-	}{
-		{"tree.leaf", "whose samples are all leaves", s.Tree != nil && s.Tree.Leaf != nil},
-		{"scheduled_sampling", "which makes an output, and not latents alone", s.ScheduledSampling != nil},
-	} {
-		if absent.given {
-			f.add(absent.field, "given", "must be absent in a stage, "+absent.why)
-		}
+	if s.ScheduledSampling != nil {
+		f.add("scheduled_sampling", "given", "must be absent in a stage, which makes an output, and not latents alone")
+	}
+	if s.Tree != nil && s.Tree.Leaf != nil {
+		f.inStruct("tree").add("leaf", "given", "must be absent in a stage, whose samples are all leaves")
 	}
 	if s.Start != nil && s.Start.Data != nil && len(s.Start.Data.Images) > 1 {
 		f.inStruct("start").inStruct("data").add("images", strconv.Itoa(len(s.Start.Data.Images))+" items",
@@ -432,23 +417,9 @@ func (p *Prompt) checkStage(f *faults, i int) {
 // checkInteraction checks a stage that an interaction makes: it has a prompt and conditions alone.
 func (s *StageSpec) checkInteraction(f *faults) {
 	const rule = "must be absent beside interaction, which no lane makes"
-	bare := s.AsPrompt()
-	bare.Conditions, bare.Messages = nil, nil
-	fields := bare.laneFields()
-	for _, of := range []struct {
-		field string
-		given bool
-	}{
-		{"messages", len(s.Messages) > 0},
-		{"priority", s.Priority != nil},
-		{"frozen", s.Frozen},
-		{"credit", len(s.Credit) > 0},
-	} {
-		if of.given {
-			fields = append(fields, of.field)
-		}
-	}
-	for _, field := range fields {
+	for _, field := range setFields(s, func(f *Field) bool {
+		return !slices.Contains([]string{"name", "prompt", "conditions", "interaction", "children"}, f.Name)
+	}) {
 		f.add(field, "given", rule)
 	}
 	if s.Interaction.MaxTurns != nil {

@@ -111,8 +111,8 @@ func TestPrompt_ValidateStages(t *testing.T) {
 			p.NumInferenceSteps, p.Model, p.Text, p.MinPolicyVersion = new(int64(4)), "signs", &schemas.Text{},
 				new(int64(1))
 		}, "num_inference_steps: given; must be absent beside text: it is for images\n" +
-			"num_inference_steps: given; must be absent beside stages: give it to the stage that it is for\n" +
 			"text: given; must be absent beside stages: give it to the stage that it is for\n" +
+			"num_inference_steps: given; must be absent beside stages: give it to the stage that it is for\n" +
 			"model: given; must be absent beside stages: give it to the stage that it is for\n" +
 			"min_policy_version: given; must be absent beside stages: give it to the stage that it is for"},
 		{"messages at the top", func(p *P) {

@@ -99,8 +99,7 @@ func (e *Advantage) checkCredits(f *faults) {
 			}
 		}
 		for k, x := range c.Steps {
-			name, _ := x.Stage.Split()
-			if at := x.SampleIndex / int64(every); name != c.Stage || at < 0 || at >= int64(len(c.Values)) ||
+			if at := x.SampleIndex / int64(every); x.Stage.Name() != c.Stage || at < 0 || at >= int64(len(c.Values)) ||
 				x.SampleIndex%int64(every) != 0 || c.Values[at] == nil {
 				g.inItem("steps", k).add("sample_index", strconv.FormatInt(x.SampleIndex, 10),
 					"must be a sample of the stage that has a value")
@@ -111,10 +110,8 @@ func (e *Advantage) checkCredits(f *faults) {
 
 // ran reports whether a stage ran for the member, in any round; one without stages is all of one.
 func (m *Member) ran(stage Stage) bool {
-	return len(m.Stages) == 0 || slices.ContainsFunc(m.Stages, func(r StageResult) bool {
-		name, _ := r.Stage.Split()
-		return name == stage
-	})
+	return len(m.Stages) == 0 ||
+		slices.ContainsFunc(m.Stages, func(r StageResult) bool { return r.Stage.Name() == stage })
 }
 
 // checkMember checks member i: its order, and that reward and advantages are there exactly if its status says so.

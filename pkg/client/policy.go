@@ -16,24 +16,19 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Push says how weights are to be served.
+// Push says how weights are to be served. Its zero value is the next version of the only lane.
 type Push struct {
-	// Lane is the queue of the model to change; empty: the only lane.
-	Lane schemas.Lane
-	// Scale is the scale of the adapter; 0 means 1, the scale of its training.
-	Scale float64
-	// Version is the version of the weights, above the lane's current one; 0: the next.
-	Version int64
-	// Base is the digest of the checkpoint that the adapter was trained on; empty: not compared.
-	Base string
-	// Rule says what happens to samples that have begun: finish, switch or restart; empty is finish.
-	Rule string
+	Lane    schemas.Lane `key:"lane" help:"lane; default the only lane, or the only one that samplers serve now"`
+	Rule    string       `key:"rule" help:"for samples that have begun: finish (keep the old weights to the end; the default), switch (use the new weights from the next step on) or restart"`
+	Version int64        `key:"version" help:"version number, above that of the lane; default the next one"`
+	By      string       `key:"by" help:"who pushes; default user@host"`
+	Note    string       `key:"note" help:"note; others see it"`
+	Scale   float64      `key:"scale" help:"scale of the adapter; 1, the default, is the scale of its training"`
+	Base    string       `key:"base" help:"digest of the checkpoint that it was trained on; push refuses another one. See 'meander policy show'"`
 	// WeightsDir is a folder that the samplers have too, maybe elsewhere (their --weights-dir). PushWeights names the
 	// files by their path in it, and stores nothing of them: those that lie in it stay where they are, others it copies
 	// to it, for the janitor to remove. Empty: the weights are stored in the server. Adapters always are.
-	WeightsDir string
-	// By is who pushes; default "client". Note is for people.
-	By, Note string
+	WeightsDir string `key:"weights_dir" help:"with --full: push by path, in this folder, which samplers share"`
 }
 
 // PushPolicy makes the checkpoint plus an adapter (nil: the checkpoint alone) the next version of a lane, and returns

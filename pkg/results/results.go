@@ -143,6 +143,14 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 			if err := c.fillGroup(g, a); err != nil {
 				return nil, err
 			}
+			if g.Group != "" { // a substitute has another prompt
+				switch record, err := b.Group(ctx, a.Run, a.UID); {
+				case err == nil:
+					g.Prompt = record.Prompt
+				case !errors.Is(err, bus.ErrNotFound):
+					return nil, err
+				}
+			}
 		} else if reason, refused := o.Refused(p.UID); refused {
 			g.Status, g.Error = schemas.StatusRefused, reason
 		}
@@ -221,9 +229,6 @@ func (c *collection) fillGroup(g *Group, a *schemas.Advantage) error {
 		made, _ := c.made.Of(a.UID, m.SampleIndex)
 		reward := c.rewards[sample]
 		t := view.Standing(made)
-		if t != nil && g.Group != "" {
-			g.Prompt = t.Prompt // a substitute has another prompt
-		}
 		if reward != nil {
 			c.metricSums.addSample(a, &m, reward)
 		}

@@ -152,6 +152,9 @@ func (g *Group) givenTiles(ctx context.Context, b *bus.Bus) (tiles []sheet.Tile,
 			continue
 		}
 		for _, c := range t.Conditions {
+			if c.Stage != "" {
+				continue // each sample has its own
+			}
 			var m media.Media
 			file, err := client.New(b).Condition(ctx, c)
 			if err == nil {

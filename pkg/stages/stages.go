@@ -194,7 +194,7 @@ func fillTexts(r *schemas.Request, record *schemas.GroupRecord, made []*schemas.
 	templates := r.Text.Messages
 	r.Text.Messages = make([]schemas.Message, 0, len(templates)+2)
 	if record.Group.IsInteraction(r.Stage) {
-		r.Text.Messages = said(record, newest(made, first(r.Stage)))
+		r.Text.Messages = said(record, newest(made, r.Stage.Name()))
 	}
 	for i, m := range templates {
 		set(fmt.Sprintf("messages[%d].content", i), &m.Content)
@@ -202,11 +202,6 @@ func fillTexts(r *schemas.Request, record *schemas.GroupRecord, made []*schemas.
 	}
 	r.Prompt = r.Text.Messages[len(r.Text.Messages)-1].Content
 	return errors.Join(errs...)
-}
-
-func first(token schemas.Stage) schemas.Stage {
-	name, _ := token.Split()
-	return name
 }
 
 // said returns the conversation with an interaction up to its next answer: the prompt, then what it was told and what
@@ -221,9 +216,9 @@ func said(record *schemas.GroupRecord, before *schemas.Trajectory) []schemas.Mes
 
 // newest returns the last trajectory of a stage in any round; nil: there is none.
 func newest(made []*schemas.Trajectory, name schemas.Stage) *schemas.Trajectory {
-	for k := len(made) - 1; k >= 0; k-- {
-		if first(made[k].Stage) == name {
-			return made[k]
+	for _, t := range slices.Backward(made) {
+		if t.Stage.Name() == name {
+			return t
 		}
 	}
 	return nil
@@ -232,9 +227,9 @@ func newest(made []*schemas.Trajectory, name schemas.Stage) *schemas.Trajectory 
 // addImages gives the conditions of a request that name a stage the file that it made. An error of put is returned as
 // it is.
 func addImages(r *schemas.Request, made []*schemas.Trajectory, put Put) error {
-	list := make([]schemas.Condition, len(r.Conditions))
-	for i, c := range r.Conditions {
-		list[i] = c
+	r.Conditions = slices.Clone(r.Conditions)
+	for i := range r.Conditions {
+		c := &r.Conditions[i]
 		if c.Stage == "" {
 			continue
 		}
@@ -247,16 +242,13 @@ func addImages(r *schemas.Request, made []*schemas.Trajectory, put Put) error {
 			return &Fault{r.Stage, fmt.Errorf("conditions: %s: stage %s made no %s", c.Name, c.Stage, kind)}
 		}
 		m := t.Medium(kind)
-		if list[i].Ref = m.Ref; m.Ref == nil {
+		if c.Ref = m.Ref; m.Ref == nil {
 			ref, err := put(m.Data)
 			if err != nil {
 				return fmt.Errorf("store the condition %s: %w", c.Name, err)
 			}
-			list[i].Ref = &ref
+			c.Ref = &ref
 		}
-	}
-	if len(list) > 0 {
-		r.Conditions = list
 	}
 	return nil
 }

@@ -43,6 +43,9 @@ func TestCheck(t *testing.T) {
 			p.Stages[1].Prompt, p.Metadata = "{metadata.answer}", metadata
 			p.Substitutes = []schemas.Substitute{{Prompt: "1+1=?", Metadata: metadata}, {Prompt: "2+2=?"}}
 		}, nil, "substitutes[1]: stages[1].prompt: {metadata.answer}: the prompt's metadata has no such entry"},
+		{"file of a thinker", func(p *schemas.Prompt) {
+			p.Stages[0].Conditions = []schemas.Condition{{Name: "image"}}
+		}, []string{"text", "image", "interaction"}, "stages[0].conditions: given; must be absent: the stage makes a text, and takes no files"},
 		{"no place", func(p *schemas.Prompt) { p.Stages[1].Prompt = "{}" }, nil, "stages[1].prompt: {}: " + known},
 		{"brace alone", func(p *schemas.Prompt) { p.Stages[1].Prompt = "a } b" }, nil, "stages[1].prompt: a brace alone at byte 2; must be a place, such as {prompt}, or doubled"},
 		{"brace left open", func(p *schemas.Prompt) { p.Stages[0].Messages = []schemas.Message{{Content: "{prompt"}} }, nil, "stages[0].messages[0].content: a brace alone at byte 0; must be a place, such as {prompt}, or doubled"},

@@ -109,6 +109,10 @@ func check(p *schemas.Prompt, kinds []string) error {
 			_, err := fill(t[1], most, func(place string) (string, error) { return knownText(p, kinds, i, place) })
 			add(t[0], err)
 		}
+		if len(s.Conditions) > 0 && kinds[i] == schemas.StageText {
+			add("conditions", errors.New("given; must be absent: the stage makes a text, and takes no files"))
+			continue
+		}
 		for k, c := range s.Conditions {
 			if c.Stage == "" {
 				continue
@@ -140,12 +144,6 @@ func knownText(p *schemas.Prompt, kinds []string, i int, place string) (string, 
 	case of == "metadata" && dotted:
 		return metadataText(p.Metadata, what)
 	}
-	return "", checkStageText(p, kinds, i, place)
-}
-
-// checkStageText returns an error unless stage i of a prompt may have a place in its templates that names a stage.
-func checkStageText(p *schemas.Prompt, kinds []string, i int, place string) error {
-	of, what, dotted := strings.Cut(place, ".")
 	at := indexOf(p, schemas.Stage(of))
 	names := make([]string, len(p.Stages))
 	for k, s := range p.Stages {
@@ -153,17 +151,17 @@ func checkStageText(p *schemas.Prompt, kinds []string, i int, place string) erro
 	}
 	switch {
 	case !dotted || at < 0:
-		return fmt.Errorf("not known; must be prompt, metadata.KEY or STAGE.text with one of the stages %s",
+		return "", fmt.Errorf("not known; must be prompt, metadata.KEY or STAGE.text with one of the stages %s",
 			strings.Join(names, ", "))
 	case what == "image":
-		return fmt.Errorf("no text; give the image to a condition: {\"name\": \"image\", \"stage\": %q}", of)
+		return "", fmt.Errorf("no text; give the image to a condition: {\"name\": \"image\", \"stage\": %q}", of)
 	case what != "text":
-		return fmt.Errorf("%s has no %q; must be %s.text", of, what, of)
+		return "", fmt.Errorf("%s has no %q; must be %s.text", of, what, of)
 	case kinds[at] == schemas.KindImage:
-		return fmt.Errorf("%s makes images, and no text", of)
+		return "", fmt.Errorf("%s makes images, and no text", of)
 	case at >= i && p.MostRounds() == 1:
-		return fmt.Errorf("%s comes later; must be an earlier stage, or rounds above 1, in the first of which its "+
+		return "", fmt.Errorf("%s comes later; must be an earlier stage, or rounds above 1, in the first of which its "+
 			"text is empty", of)
 	}
-	return nil
+	return "", nil
 }

@@ -66,6 +66,9 @@ type source struct {
 // follow returns the follower of a run, which it starts if there is none, once it has read what is stored. status is
 // that of the run; nil: it is not known.
 func (r *Reader) follow(ctx context.Context, run schemas.Run, status *schemas.RunStatus) (*follower, error) {
+	if err := ctx.Err(); err != nil { // also where it is followed already
+		return nil, err
+	}
 	r.mu.Lock()
 	f := r.followers[run]
 	r.mu.Unlock()

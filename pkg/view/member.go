@@ -152,7 +152,10 @@ type Score struct {
 // MemberOf joins what is stored of one sample: its part of the advantage event, its trajectory and its reward, of which
 // the last two may be nil. A trajectory that cannot be read as a rollout gives the member an error.
 func MemberOf(m *schemas.Member, t *schemas.Trajectory, reward *schemas.Reward) Member {
-	member := Member{SampleResult: sampleResult(m)}
+	member := Member{SampleResult: SampleResult{
+		SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage,
+		StepAdvantages: m.StepAdvantages,
+	}}
 	if reward != nil {
 		member.Error, member.Scores = reward.Error, scoresOf(reward)
 	}
@@ -176,13 +179,6 @@ func GroupResultOf(a *schemas.Advantage, uid schemas.UID, prompt string) GroupRe
 	return GroupResult{
 		UID: uid, Prompt: prompt, Status: outcomes.Group(a), Error: a.Error, Mean: a.Mean, Std: a.Std,
 		StdScale: a.Scale, StdBasis: a.StdBasis,
-	}
-}
-
-func sampleResult(m *schemas.Member) SampleResult {
-	return SampleResult{
-		SampleIndex: m.SampleIndex, Status: m.Status, Reward: m.Reward, Advantage: m.Advantage,
-		StepAdvantages: m.StepAdvantages,
 	}
 }
 

@@ -228,11 +228,11 @@ func (l *RunList) matches(r *Run) bool {
 	return l.Text == "" || has(string(r.Run)) || has(string(r.Model)) || has(r.Note) || slices.ContainsFunc(r.Tags, has)
 }
 
-// readRuns reads the list of runs, the newest first.
-func (r *Reader) readRuns(ctx context.Context) ([]*Run, error) {
-	stored, err := Count(ctx, r.bus, "*")
+// Stored returns all runs with their sizes, the newest first.
+func Stored(ctx context.Context, b *bus.Bus) ([]*Run, error) {
+	stored, err := Count(ctx, b, "*")
 	if err == nil {
-		err = AddSizes(ctx, r.bus, stored)
+		err = AddSizes(ctx, b, stored)
 	}
 	if err != nil {
 		return nil, err

@@ -125,7 +125,7 @@ func StageOf(t *schemas.Trajectory, a *schemas.Advantage) *StageLine {
 		Line: (&stored{trajectory: t}).line(t.SampleIndex), Stage: t.Stage, Kind: s.Kind, Lane: s.Lane,
 		Samples: s.Every, Prompt: t.Prompt, Version: t.PolicyVersionMax, Trained: s.Trains(), trajectory: t,
 	}
-	if t.Text != nil && t.Text.SaidBy != "" {
+	if t.Text != nil && t.Text.SaidBy != "" && len(t.Text.Turns) > 0 { // none: it gave no answer
 		l.Judgement, l.Ends = t.Text.Turns[0].Score, t.Text.Conversation == schemas.ConversationTerminated
 	}
 	for i := 0; a != nil && i < len(a.Credits); i++ {

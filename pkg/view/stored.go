@@ -49,21 +49,15 @@ func Trajectories(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.
 // read.
 func Rewards(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID) (map[Key]*schemas.Reward, error) {
 	out := map[Key]*schemas.Reward{}
-	err := eachReward(ctx, b, run, uid, func(r *schemas.Reward) { out[Key{r.UID, r.SampleIndex}] = r })
-	return out, err
-}
-
-// eachReward calls each with the stored rewards of a run, or of one group of it (uid "*": all).
-func eachReward(ctx context.Context, b *bus.Bus, run schemas.Run, uid schemas.UID, each func(*schemas.Reward)) error {
 	for m, err := range b.Read(ctx, schemas.StreamRewards, []string{schemas.RewardFilter(run, "*", uid)},
 		bus.ReadOptions{}) {
 		if err != nil {
-			return fmt.Errorf("read rewards: %w", err)
+			return nil, fmt.Errorf("read rewards: %w", err)
 		}
-		var r schemas.Reward
-		if bus.Fits(m, &r) == nil { // else the sample's true one will replace it
-			each(&r)
+		r := &schemas.Reward{}
+		if bus.Fits(m, r) == nil { // else the sample's true one will replace it
+			out[Key{r.UID, r.SampleIndex}] = r
 		}
 	}
-	return nil
+	return out, nil
 }

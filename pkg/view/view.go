@@ -58,7 +58,8 @@ func NewReader(ctx context.Context, b *bus.Bus, o Options) *Reader {
 	r := &Reader{
 		Options: o, bus: b, client: client.New(b), ctx: ctx, end: end, followers: map[schemas.Run]*follower{},
 	}
-	r.runs.Read, r.system.Read = r.readRuns, r.readSystem
+	r.runs.Read = func(ctx context.Context) ([]*Run, error) { return Stored(ctx, b) }
+	r.system.Read = r.readSystem
 	r.looking.Go(func() { r.endWhenIdle(ctx) })
 	return r
 }

@@ -296,7 +296,7 @@ func (w *worker) closeGroup(ctx context.Context, g *group) error {
 			return err
 		}
 	}
-	if err := w.setServedVersion(ctx, g); err != nil {
+	if err := w.setStale(ctx, g); err != nil {
 		return err
 	}
 	a := g.outline()

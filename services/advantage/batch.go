@@ -134,7 +134,7 @@ func (w *worker) decideOutcome(ctx context.Context, b *batch, g *group, last boo
 	}
 	a := g.outcome
 	if a == nil {
-		if err := w.setServedVersion(ctx, g); err != nil {
+		if err := w.setStale(ctx, g); err != nil {
 			return err
 		}
 		a = g.outline()

@@ -22,14 +22,6 @@ import (
 // the tree (arXiv 2512.08153), again with equal weights. A scale over the batch is one over all
 // segments of that depth in its trees.
 
-// branchComparison holds the segments of one depth in sets. The estimator sees each set as a group: the children of one
-// branch point, or all segments of a tree.
-type branchComparison struct {
-	sets     []estimator.Rewards
-	children [][]*schemas.BranchChild // of each set
-	points   [][]*schemas.BranchGroup // of each set
-}
-
 // estimateBranches returns, for each of the groups at the given indices, its branch points with the advantages of
 // their children; nil for a group that is no tree. estimateAlike calls it for groups of the same scale. results are
 // what the estimator returned for their samples. The error is the estimator's: the groups fail.
@@ -38,7 +30,7 @@ func estimateBranches(
 ) ([][]schemas.BranchGroup, error) {
 	out := make([][]schemas.BranchGroup, len(at))
 	for depth := range schemas.MaxBranches {
-		var c branchComparison
+		c := compared{config: cfg}
 		points := make([][]schemas.BranchGroup, len(at))
 		for k, i := range at {
 			g := groups[i]
@@ -50,7 +42,7 @@ func estimateBranches(
 			c.addBranchPoints(g.spec.Advantage.BranchScope, points[k], segments)
 		}
 		if len(c.sets) > 0 {
-			if err := c.estimateAdvantages(cfg); err != nil {
+			if err := c.estimate(); err != nil {
 				return nil, fmt.Errorf("branch points of depth %d: %w", depth+1, err)
 			}
 		}
@@ -150,53 +142,26 @@ func meanOf(values []*float64) float64 {
 
 // addBranchPoints adds the segments of a tree's branch points to the sets: one set for each branch point, or one for
 // all if scope is depth. With the scope leaves segments have their advantages already, and it adds nothing.
-func (c *branchComparison) addBranchPoints(scope string, points []schemas.BranchGroup, segments []segment) {
+func (c *compared) addBranchPoints(scope string, points []schemas.BranchGroup, segments []segment) {
 	if scope == schemas.BranchLeaves {
 		return
 	}
+	var x comparedSet
 	next := 0
 	for i := range points {
-		if i == 0 || scope == schemas.BranchSiblings {
-			c.sets, c.children, c.points = append(c.sets, estimator.Rewards{}), append(c.children,
-				nil), append(c.points, nil)
-		}
-		last := len(c.sets) - 1
-		set := &c.sets[last]
-		for k := range points[i].Children {
-			if x := segments[next]; x.leaves > 0 {
-				set.Values = append(set.Values, x.reward)
-				set.Scores = append(set.Scores, x.scores)
-				c.children[last] = append(c.children[last], &points[i].Children[k])
+		p := &points[i]
+		for k := range p.Children {
+			if s := &segments[next]; s.leaves > 0 {
+				x.Values, x.Scores = append(x.Values, s.reward), append(x.Scores, s.scores)
+				x.slots = append(x.slots, &p.Children[k].Advantage)
 			}
 			next++
 		}
-		if points[i].Mean != nil {
-			c.points[last] = append(c.points[last], &points[i])
+		if p.Mean != nil {
+			x.points = append(x.points, p)
+		}
+		if len(x.slots) > 0 && (scope == schemas.BranchSiblings || i == len(points)-1) {
+			c.sets, x = append(c.sets, x), comparedSet{}
 		}
 	}
-}
-
-// estimateAdvantages computes the advantages of the segments of all sets, and writes them into the branch points. The
-// error is the estimator's.
-func (c *branchComparison) estimateAdvantages(cfg estimator.Config) error {
-	var sets []estimator.Rewards
-	var at []int
-	for i, set := range c.sets {
-		if len(set.Values) > 0 {
-			sets, at = append(sets, set), append(at, i)
-		}
-	}
-	results, err := estimator.Estimate(cfg, sets)
-	if err != nil {
-		return err
-	}
-	for k, i := range at {
-		for n, child := range c.children[i] {
-			child.Advantage = &results[k].Advantages[n]
-		}
-		for _, p := range c.points[i] {
-			p.Std = new(results[k].Std)
-		}
-	}
-	return nil
 }

@@ -2,11 +2,9 @@ package advantage
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/meander-rl/meander/pkg/estimator"
 	"github.com/meander-rl/meander/schemas"
@@ -51,31 +49,36 @@ func partsOf(s schemas.GroupStage) (list []part) {
 	return list
 }
 
-// compared is what is compared with each other: the samples of a part, of all groups of a scale.
+// compared is what is compared with each other: the samples of a part, or the segments of a depth, of all groups of a
+// scale.
 type compared struct {
-	stage   schemas.Stage
-	config  estimator.Config
-	sets    []estimator.Rewards       // of each group, or branch point
-	values  [][]*float64              // of each set: rewards, which become advantages
-	credits []*schemas.Credit         // that they are of
-	rounds  [][][]schemas.StageScored // of each value
+	stage  schemas.Stage
+	config estimator.Config
+	sets   []comparedSet
 }
 
-// add adds the samples of a credit, as sets of so many values.
+// comparedSet is what the estimator sees as a group: the samples of a group, or the children of a branch point.
+type comparedSet struct {
+	estimator.Rewards
+	slots  []**float64             // for the advantages of its values
+	points []*schemas.BranchGroup  // whose children it has
+	credit *schemas.Credit         // of its values; nil: they are no samples
+	rounds [][]schemas.StageScored // of each value
+}
+
+// add adds the samples of a credit, as sets of so many values, in whose place the advantages come.
 func (c *compared) add(set estimator.Rewards, credit *schemas.Credit, rounds [][]schemas.StageScored, width int) {
 	for values := range slices.Chunk(credit.Values, width) {
-		n := len(values)
-		for _, v := range values {
-			if v == nil {
-				n--
+		x := comparedSet{credit: credit}
+		for i := range values {
+			if values[i] != nil {
+				x.slots = append(x.slots, &values[i])
 			}
 		}
+		n := len(x.slots)
+		x.Values, x.Scores, x.Lengths, x.rounds = set.Values[:n], set.Scores[:n], set.Lengths[:n], rounds[:n]
 		if n > 0 {
-			c.sets = append(c.sets, estimator.Rewards{
-				Values: set.Values[:n], Scores: set.Scores[:n], Lengths: set.Lengths[:n],
-			})
-			c.values, c.credits = append(c.values, values), append(c.credits, credit)
-			c.rounds = append(c.rounds, rounds[:n])
+			c.sets = append(c.sets, x)
 		}
 		set.Values, set.Scores, set.Lengths, rounds = set.Values[n:], set.Scores[n:], set.Lengths[n:], rounds[n:]
 	}
@@ -191,27 +194,29 @@ func (p part) config(cfg estimator.Config) estimator.Config {
 	return cfg
 }
 
-// estimate puts advantages in the place of the rewards that they are of. A single sample in all has nothing to be
-// compared with, also where the estimator compares over a batch: its advantage is 0.
+// estimate puts advantages into the slots. A single sample in all has nothing to be compared with, also where the
+// estimator compares over a batch: its advantage is 0.
 func (c *compared) estimate() error {
 	results := []estimator.Group{{Advantages: []float64{0}}}
 	if len(c.sets) > 1 || len(c.sets[0].Values) > 1 || !c.config.NeedsTwo() {
+		rewards := make([]estimator.Rewards, len(c.sets))
+		for k := range c.sets {
+			rewards[k] = c.sets[k].Rewards
+		}
 		var err error
-		if results, err = estimator.Estimate(c.config, c.sets); err != nil {
+		if results, err = estimator.Estimate(c.config, rewards); err != nil {
 			return err
 		}
 	}
-	for k, values := range c.values {
-		next := 0
-		for i := range values {
-			if values[i] == nil {
-				continue
+	for k, set := range c.sets {
+		for i, slot := range set.slots {
+			*slot = &results[k].Advantages[i]
+			if all := results[k].StepAdvantages; all != nil && set.credit != nil {
+				addSteps(set.credit, set.rounds[i], all[i])
 			}
-			values[i] = &results[k].Advantages[next]
-			if all := results[k].StepAdvantages; all != nil {
-				addSteps(c.credits[k], c.rounds[k][next], all[next])
-			}
-			next++
+		}
+		for _, p := range set.points {
+			p.Std = new(results[k].Std)
 		}
 	}
 	return nil
@@ -283,11 +288,14 @@ func (s *sample) rounds(name schemas.Stage) (list []schemas.StageScored) {
 	if len(s.stages) == 0 {
 		return []schemas.StageScored{{
 			StageResult: schemas.StageResult{Stage: schemas.StageMain, SampleIndex: s.index},
-			Trained:     schemas.Trained{TrainedSteps: s.trainedSteps, Tokens: s.tokens},
+			Trained: schemas.Trained{
+				TrainedSteps: s.trainedSteps, Tokens: s.tokens, ScheduleDigest: s.schedule,
+				PolicyVersionMin: s.policyMin, PolicyVersionMax: s.policyMax,
+			},
 		}}
 	}
 	for i := range s.stages {
-		if of, _ := s.stages[i].Stage.Split(); of == name {
+		if s.stages[i].Stage.Name() == name {
 			list = append(list, s.stages[i])
 		}
 	}
@@ -305,8 +313,8 @@ func (s *sample) results() (list []schemas.StageResult) {
 	return list
 }
 
-// laneFacts are what the rules of a group ask of one stage. They hold for each lane by itself, and for the samples that
-// ran there.
+// laneFacts are what the rules of a group ask of one stage, or of samples without stages. They hold for each lane by
+// itself, and for the samples that ran there.
 type laneFacts struct {
 	stage          *schemas.GroupStage
 	oldest, newest int64 // versions of its weights
@@ -315,10 +323,22 @@ type laneFacts struct {
 	schedule       string // says which two samples ran under different schedules; empty: none did
 }
 
-// lanes returns the facts of the stages that a lane made of scored samples, in all rounds.
+// says returns a sentence with the stage that it is about.
+func (f *laneFacts) says(format string, args ...any) string {
+	if f.stage.Name != schemas.StageMain {
+		format = "stage " + string(f.stage.Name) + ": " + format
+	}
+	return fmt.Sprintf(format, args...)
+}
+
+// lanes returns the facts of what lanes made of scored samples, of each stage in all rounds.
 func (g *group) lanes() (list []laneFacts) {
-	for i := range g.spec.Stages {
-		f := laneFacts{stage: &g.spec.Stages[i]}
+	all := g.spec.Stages
+	if len(all) == 0 {
+		all = []schemas.GroupStage{{Name: schemas.StageMain, Lane: g.lane}}
+	}
+	for i := range all {
+		f := laneFacts{stage: &all[i]}
 		if f.stage.Kind == schemas.StageInteraction {
 			continue
 		}
@@ -343,40 +363,24 @@ func (f *laneFacts) add(s *sample) {
 		}
 		f.oldest, f.newest = min(f.oldest, x.PolicyVersionMin), max(f.newest, x.PolicyVersionMax)
 		if x.ScheduleDigest != f.digest && f.schedule == "" {
-			f.schedule = fmt.Sprintf("samples %d and %d were sampled under different schedules (%.12s and %.12s)",
+			f.schedule = f.says("samples %d and %d were sampled under different schedules (%.12s and %.12s)",
 				f.first.index, s.index, f.digest, x.ScheduleDigest)
 		}
 	}
 }
 
-// checkStages returns why the samples of a stage may not be compared, "" if they may: their versions are too far apart,
-// or they ran under different schedules.
-func (g *group) checkStages(policy *schemas.GroupPolicy) string {
+// checkLanes returns why the samples of a lane may not be compared, "" if they may: they ran under different schedules,
+// or their versions are too far apart.
+func (g *group) checkLanes() string {
+	policy := policyOf(g.spec)
 	for _, f := range g.lanes() {
-		if span := f.newest - f.oldest + 1; span > *policy.MaxPolicySpan {
-			return fmt.Sprintf("stage %s: policy versions %d to %d are a span of %d; max_policy_span is %d",
-				f.stage.Name, f.oldest, f.newest, span, *policy.MaxPolicySpan)
-		}
 		if f.schedule != "" && !policy.MixedSchedules {
-			return fmt.Sprintf("stage %s: %s", f.stage.Name, f.schedule)
+			return f.schedule
+		}
+		if span := f.newest - f.oldest + 1; span > *policy.MaxPolicySpan {
+			return f.says("policy versions %d to %d are a span of %d; max_policy_span is %d", f.oldest, f.newest, span,
+				*policy.MaxPolicySpan)
 		}
 	}
 	return ""
-}
-
-// setStaleStage sets why a stage of the group is too old for max_policy_lag: by the versions that its lane served when
-// the last sample was scored, at the given time.
-func (w *worker) setStaleStage(ctx context.Context, g *group, last time.Time, most int64) error {
-	g.staleStage = ""
-	for _, f := range g.lanes() {
-		of := &group{lane: f.stage.Lane}
-		if err := w.setServed(ctx, of, last, f.oldest, most); err != nil {
-			return err
-		}
-		if of.lag(f.oldest) > most {
-			g.staleStage = fmt.Sprintf("stage %s: %s", f.stage.Name, of.whyStale(f.oldest, most))
-			return nil
-		}
-	}
-	return nil
 }

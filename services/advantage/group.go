@@ -31,14 +31,10 @@ type group struct {
 	samples []sample // by index
 	// confirmed: the group was compared with intake's record. contradicted: a reward describes the group differently.
 	confirmed, contradicted bool
-	// lane is the lane of its samples, served the policy version that the lane had when the last sample
-	// was scored; 0 if the prompt does not limit the lag.
-	lane   schemas.Lane
-	served int64
-	// refusedVersions are the versions of the lane that samplers refused; nil where that makes no difference.
-	refusedVersions map[int64]string
-	// staleStage says why a stage is too old for that limit; empty: none is.
-	staleStage string
+	// lane is the lane of its samples, of the first stage where there are several.
+	lane schemas.Lane
+	// stale says why its samples are too old (see setStale); empty: they are not.
+	stale string
 	// opening is the message of its record; nil while only rewards were delivered.
 	opening *bus.Message
 	// opened is when its record was stored, deadline when it closes at the latest. due is when the deadline was set: at

@@ -44,7 +44,6 @@ func (g *group) outline() *schemas.Advantage {
 		Metadata:    g.spec.Metadata, Refill: g.spec.Refill, Validation: g.spec.Validation, SourceRun: g.spec.SourceRun,
 		FreeReadSteps: g.spec.FreeReadSteps,
 	}
-	policy := policyOf(g.spec)
 	members := g.members()
 	a.Members = make([]schemas.Member, 0, g.size)
 	scored := make([]float64, 0, len(members))
@@ -75,10 +74,6 @@ func (g *group) outline() *schemas.Advantage {
 				}
 				a.PolicyVersionMin = min(a.PolicyVersionMin, s.policyMin)
 				a.PolicyVersionMax = max(a.PolicyVersionMax, s.policyMax)
-				if len(g.spec.Stages) == 0 && s.schedule != first.schedule && !policy.MixedSchedules {
-					a.Error = fmt.Sprintf("samples %d and %d were sampled under different schedules (%.12s and %.12s)",
-						first.index, s.index, first.schedule, s.schedule)
-				}
 			}
 		}
 		a.Members = append(a.Members, m)
@@ -89,9 +84,7 @@ func (g *group) outline() *schemas.Advantage {
 			a.Closed = g.deadline.UnixNano()
 		}
 	}
-	if len(g.spec.Stages) > 0 && a.Error == "" {
-		a.Error = g.checkStages(&policy)
-	}
+	a.Error = g.checkLanes()
 	model := g.representative()
 	a.TrainedSteps, a.ScheduleDigest = model.trainedSteps, model.schedule
 	g.setStatus(a, members, scored)
@@ -103,7 +96,6 @@ func (g *group) outline() *schemas.Advantage {
 // nothing to differ from, nor one of a validation, as that would bias it.
 func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []float64) {
 	policy := policyOf(g.spec)
-	span := a.PolicyVersionMax - a.PolicyVersionMin + 1
 	switch {
 	case g.cancelled != nil:
 		a.Status, a.Error = schemas.StatusCancelled, g.cancelled.Error()
@@ -113,14 +105,8 @@ func (g *group) setStatus(a *schemas.Advantage, members []*sample, scored []floa
 		a.Status = schemas.StatusMixed
 	case len(scored) == 0:
 		a.Status, a.Error = schemas.StatusFailed, g.whyFailed(members)
-	case len(g.spec.Stages) == 0 && span > *policy.MaxPolicySpan: // checkStages has those of each lane
-		a.Status = schemas.StatusMixed
-		a.Error = fmt.Sprintf("policy versions %d to %d are a span of %d; max_policy_span is %d",
-			a.PolicyVersionMin, a.PolicyVersionMax, span, *policy.MaxPolicySpan)
-	case g.staleStage != "":
-		a.Status, a.Error = schemas.StatusStale, g.staleStage
-	case policy.MaxPolicyLag != nil && len(g.spec.Stages) == 0 && g.lag(a.PolicyVersionMin) > *policy.MaxPolicyLag:
-		a.Status, a.Error = schemas.StatusStale, g.whyStale(a.PolicyVersionMin, *policy.MaxPolicyLag)
+	case g.stale != "":
+		a.Status, a.Error = schemas.StatusStale, g.stale
 	case policy.ZeroStd != schemas.GroupKeep && g.size > 1 && !g.spec.Validation &&
 		slices.Min(scored) == slices.Max(scored):
 		a.Status, a.Mean, a.Std = schemas.StatusFiltered, new(scored[0]), new(0.0)

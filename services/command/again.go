@@ -47,7 +47,7 @@ func again(run schemas.Run, prompts []view.Given, whole bool) *view.Again {
 		note("Deadlines are left out: they are over.")
 	}
 	same := bodies[0]
-	for _, b := range bodies[1:] {
+	for _, b := range bodies { // also itself: so it is a copy, out of which what flags say is taken
 		same = common(same, b)
 	}
 	if !whole || len(jsonLines(bodies)) > maxInside {
@@ -58,9 +58,16 @@ func again(run schemas.Run, prompts []view.Given, whole bool) *view.Again {
 			pythonCall(name, fmt.Sprintf("map(json.loads, open(%q, encoding=\"utf-8\"))", file), nil)
 		return x
 	}
-	shared, own := split(bodies)
+	shared := maps.Clone(bodies[0])
+	maps.DeleteFunc(shared, func(k string, v any) bool {
+		differs := func(b map[string]any) bool { return !reflect.DeepEqual(b[k], v) }
+		return k == "uid" || k == "prompt" || slices.ContainsFunc(bodies, differs)
+	})
+	own := make([]any, len(bodies))
+	for i, b := range bodies {
+		own[i] = without(b, shared)
+	}
 	x.Python = "import meander\n\n" + pythonCall(name, pythonText(own), shared)
-	same = common(same, same) // a copy: what flags say is taken out of it
 	rest := make([]map[string]any, len(bodies))
 	for i, b := range bodies {
 		rest[i] = without(b, same)
@@ -132,21 +139,6 @@ func without(body, taken map[string]any) map[string]any {
 		}
 	}
 	return out
-}
-
-// split returns the fields that all bodies share, and the others of each.
-func split(bodies []map[string]any) (shared map[string]any, own []any) {
-	shared = map[string]any{}
-	for k, v := range bodies[0] {
-		differs := func(b map[string]any) bool { return !reflect.DeepEqual(b[k], v) }
-		if k != "uid" && k != "prompt" && !slices.ContainsFunc(bodies, differs) {
-			shared[k] = v
-		}
-	}
-	for _, b := range bodies {
-		own = append(own, without(b, shared))
-	}
-	return shared, own
 }
 
 func jsonLines(bodies []map[string]any) string {

@@ -112,7 +112,7 @@ func Execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	addCompletion(root)
 	err := checkHelp(root, args)
 	if err == nil {
-		err = root.ExecuteContext(withArgs(ctx, args))
+		err = root.ExecuteContext(context.WithValue(ctx, argsKey{}, args))
 	}
 	if failed := out.failure(); failed != nil && !errors.Is(err, failed) {
 		present.Lines(stderr, fmt.Sprintf("meander: stdout: %v; this output is lost, stored events are not", failed))

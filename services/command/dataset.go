@@ -22,6 +22,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/pkg/dataset"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -44,16 +45,16 @@ type prompt struct {
 
 // datasetFlags are the flags that select prompts.
 type datasetFlags struct {
-	file     string
-	format   string
-	column   string
-	template string
-	skipBad  bool
+	File     string `key:"prompts" flag:"prompts,f" help:"file of prompts, - for stdin: text (one per line), CSV, TSV, Parquet, JSON lines or a JSON array; records of meander, verl (messages, reward_model) or geneval (metadata); or one of the Hugging Face Hub, hf://datasets/ORG/NAME/FILE. 'meander prompts FILE' shows how it is read"`
+	Format   string `key:"prompts_format" help:"format of that file: auto (from its name and content), text, csv, tsv, parquet, json, or JSON of one kind: meander, metadata, verl"`
+	Column   string `key:"prompt_column" help:"column or field of that file that holds the prompt, e.g. caption"`
+	Template string `key:"template" help:"text of each prompt, made from its record, e.g. 'a red sign that says \"{prompt}\"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} and metadata"`
+	SkipBad  bool   `key:"skip_bad" help:"skip and list bad records; without it the first one is an error"`
+	Shuffle  int64  `key:"shuffle" help:"shuffle with this seed; default the order of the file"`
+	Shard    string `key:"shard" help:"I/N: use part I (from 0) of N: every N-th prompt, or batch. Uids do not depend on the part, seeds neither with the same --run or --seed"`
+	DryRun   bool   `key:"dry_run" help:"print the estimate, and do nothing"`
+	Overfill bool   `key:"overfill" help:"start although the estimate does not fit the streams; new events wait while a stream is full"`
 	choice   dataset.Choice
-	shuffle  int64
-	shard    string
-	dryRun   bool
-	overfill bool
 
 	loaded loaded
 	// names are the flags of a prompt's fields, for error messages.
@@ -72,34 +73,19 @@ type loaded struct {
 	batches []int
 }
 
-// addFlags adds the flags of data sets to f.
-func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
-	f.StringVarP(&d.file, "prompts", "f", "",
-		"file of prompts, - for stdin: text (one per line), CSV, TSV, Parquet, JSON lines or a JSON array; records of "+
-			"meander, verl (messages, reward_model) or geneval (metadata); or one of the Hugging Face Hub, "+
-			"hf://datasets/ORG/NAME/FILE. 'meander prompts FILE' shows how it is read")
-	d.addFileFlags(f)
-	f.StringVar(&d.template, "template", "",
-		`text of each prompt, made from its record, e.g. 'a red sign that says "{prompt}"'; {prompt}, {ground_truth}, {negative_prompt}, {uid}, {seed}, {index} and metadata`)
-	f.BoolVar(&d.skipBad, "skip-bad", false, "skip and list bad records; without it the first one is an error")
-	f.Int64Var(&d.shuffle, "shuffle", 0, "shuffle with this seed; default the order of the file")
-	f.IntVar(&d.choice.Offset, "offset", 0, "skip this many prompts, after shuffling")
-	f.IntVar(&d.choice.Limit, "limit", 0, "use at most this many prompts; 0: all")
-	f.StringVar(&d.shard, "shard", "",
-		"I/N: use part I (from 0) of N: every N-th prompt, or batch. Uids do not depend on the part, seeds neither "+
-			"with the same --run or --seed")
-	f.BoolVar(&d.dryRun, "dry-run", false, "print the estimate, and do nothing")
-	f.BoolVar(&d.overfill, "overfill", false,
-		"start although the estimate does not fit the streams; new events wait while a stream is full")
+// bind returns the flags, with their defaults.
+func (d *datasetFlags) bind() *fields.Set {
+	d.Format, d.Column = string(dataset.Auto), "prompt"
+	return fields.Bind("", d)
 }
 
-// addFileFlags adds the flags that say how a file of prompts is read to f.
-func (d *datasetFlags) addFileFlags(f *pflag.FlagSet) {
-	f.StringVar(&d.format, "prompts-format", string(dataset.Auto),
-		"format of that file: auto (from its name and content), text, csv, tsv, parquet, json, or JSON of one kind: "+
-			"meander, metadata, verl")
-	f.StringVar(&d.column, "prompt-column", "prompt",
-		"column or field of that file that holds the prompt, e.g. caption")
+// addFlags adds the flags of data sets to f.
+func (d *datasetFlags) addFlags(f *pflag.FlagSet) {
+	set := d.bind()
+	set.Register(f, "prompts", "prompts_format", "prompt_column", "template", "skip_bad", "shuffle")
+	f.IntVar(&d.choice.Offset, "offset", 0, "skip this many prompts, after shuffling")
+	f.IntVar(&d.choice.Limit, "limit", 0, "use at most this many prompts; 0: all")
+	set.Register(f)
 }
 
 // checkAllFlags joins what is wrong with the flags, whose fields are given.
@@ -170,21 +156,21 @@ var choiceFlags = fieldFlags{set: map[string]string{
 func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 	c := p.choice
 	if p.set("shuffle") {
-		c.Shuffle = &p.shuffle
+		c.Shuffle = &p.Shuffle
 	}
 	var err error
 	if c.Spares, err = p.spareCount(); err != nil {
 		return c, err
 	}
-	if p.shard == "" {
+	if p.Shard == "" {
 		return c, nil
 	}
-	i, n, ok := strings.Cut(p.shard, "/")
+	i, n, ok := strings.Cut(p.Shard, "/")
 	var err1, err2 error
 	c.Shard, err1 = strconv.Atoi(i)
 	c.Shards, err2 = strconv.Atoi(n)
 	if !ok || err1 != nil || err2 != nil || c.Shards < 1 || c.Shard < 0 || c.Shard >= c.Shards {
-		return c, fmt.Errorf("--shard: %q; must be I/N with I from 0 to N-1, e.g. 0/4", p.shard)
+		return c, fmt.Errorf("--shard: %q; must be I/N with I from 0 to N-1, e.g. 0/4", p.Shard)
 	}
 	return c, nil
 }
@@ -193,15 +179,15 @@ func (p *promptFlags) choiceOf() (dataset.Choice, error) {
 // is checked.
 func (p *promptFlags) prepare(specs []any, defaults map[string]any) (func(*dataset.Record) error, error) {
 	var template *dataset.Template
-	if p.template != "" {
+	if p.Template != "" {
 		var err error
-		if template, err = dataset.ParseTemplate(p.template); err != nil {
+		if template, err = dataset.ParseTemplate(p.Template); err != nil {
 			return nil, fmt.Errorf("--%w", err)
 		}
 	}
 	dir := ""
-	if p.file != "-" {
-		dir = filepath.Dir(p.file)
+	if p.File != "-" {
+		dir = filepath.Dir(p.File)
 	}
 	return func(r *dataset.Record) error {
 		if err := p.read.prepare(r, dir); err != nil {
@@ -253,25 +239,25 @@ func (p *promptFlags) truthOf(r *dataset.Record) any {
 func (d *datasetFlags) openFile(
 	stdin io.Reader, prepare func(*dataset.Record) error,
 ) (reader *dataset.Reader, done func(), err error) {
-	if d.file == "" {
+	if d.File == "" {
 		return nil, func() {}, nil
 	}
 	in, name, done := stdin, "stdin", func() {}
-	if d.file != "-" {
-		if in, done, err = openInput(d.file); err != nil {
+	if d.File != "-" {
+		if in, done, err = openInput(d.File); err != nil {
 			return nil, nil, err
 		}
 		name = d.fileName()
 	}
 	o := dataset.Options{
-		Format: dataset.Format(d.format), Fields: fieldKinds(), PromptColumn: d.column, Misspelt: misspelt,
+		Format: dataset.Format(d.Format), Fields: fieldKinds(), PromptColumn: d.Column, Misspelt: misspelt,
 		Prepare: func(r *dataset.Record) error {
 			if err := schemas.NameFields(promptType, r.Fields); err != nil {
 				return err
 			}
 			return prepare(r)
 		},
-		SkipBad: d.skipBad,
+		SkipBad: d.SkipBad,
 	}
 	if d.anyName {
 		o.Misspelt = nil
@@ -283,7 +269,7 @@ func (d *datasetFlags) openFile(
 	return reader, done, nil
 }
 
-func (d *datasetFlags) fileName() string { return cmp.Or(d.source, d.file) }
+func (d *datasetFlags) fileName() string { return cmp.Or(d.source, d.File) }
 
 // promptType is the type of a prompt.
 var promptType = reflect.TypeFor[schemas.Prompt]()
@@ -372,7 +358,7 @@ func (p *promptFlags) joinToBatch(prompts []prompt, batch dataset.Batch, needed 
 	}
 	id := p.batch
 	switch {
-	case single && p.shard != "":
+	case single && p.Shard != "":
 		return errors.New("--shard: a batch must not be split; give the size of batches with --batch-size")
 	case single && id == "":
 		id = "all"

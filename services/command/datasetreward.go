@@ -132,7 +132,7 @@ func (p *prompt) setGroundTruth(truth any) {
 // checkTruthUsed refuses --ground-truth if no reward function of the flags uses it. specs are those functions.
 func (p *promptFlags) checkTruthUsed(specs []any, defaults map[string]any) error {
 	text, _ := defaults["text"].(map[string]any)
-	if p.groundTruth == "" || specs == nil || p.file != "" || text["interaction"] != nil {
+	if p.groundTruth == "" || specs == nil || p.File != "" || text["interaction"] != nil {
 		return nil
 	}
 	var names []string
@@ -215,7 +215,7 @@ func (p *promptFlags) checkRewardBy() error {
 	switch by := &p.by; {
 	case by.field == "":
 		return nil
-	case p.file == "":
+	case p.File == "":
 		return fmt.Errorf("--reward-by: %q; must be with --prompts: a prompt of the command line has no record",
 			by.field)
 	case len(by.specs) == 0:
@@ -315,12 +315,4 @@ func (p *promptFlags) setSubstitutes(q *prompt, r *dataset.Record) error {
 		q.body["substitutes"] = list
 	}
 	return nil
-}
-
-// uidOfEpoch returns the uid of a prompt in a later pass over the prompts; the first pass is epoch 0.
-func uidOfEpoch(uid string, epoch int) string {
-	if epoch == 0 || uid == "" {
-		return uid
-	}
-	return fmt.Sprintf("%s-e%d", uid, epoch)
 }

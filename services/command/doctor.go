@@ -21,7 +21,7 @@ import (
 
 // doctorCommand makes the command 'meander doctor'.
 func doctorCommand(a *app) *cobra.Command {
-	o := doctor.Options{}
+	o := doctor.Options{Timeout: doctor.DefaultTimeout}
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "check everything, and say what is wrong and how to fix it",
@@ -37,22 +37,9 @@ Exit status: 0 no fault, 1 at least one fault, 2 wrong usage.`,
 		Example: `  meander doctor
   meander doctor --nats nats://127.0.0.1:4222 --scorers scorers.yaml
   meander doctor --json | grep -v '"ok"'`,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if o.Timeout <= 0 {
-				return usage(fmt.Errorf("--timeout: %v; must be positive", o.Timeout))
-			}
-			return a.doctor(c.Context(), o, c.OutOrStdout())
-		},
+		RunE: func(c *cobra.Command, _ []string) error { return a.doctor(c.Context(), o, c.OutOrStdout()) },
 	}
-	f := c.Flags()
-	f.StringVar(&o.Model, "model", "",
-		"model to check; default the one of the pipeline on the store, or of 'meander up'")
-	f.StringVar(&o.Device, "device", "", "device to check; default as for --model")
-	engineFlag(f, &o.Engine, "default as for --model")
-	f.StringVar(&o.Scorers, "scorers", "", "YAML file of reward functions to check; default as for --model")
-	f.BoolVar(&o.AllCounts, "all-counts", false,
-		"compare the counts of all runs with their events; default the newest three")
-	f.DurationVar(&o.Timeout, "timeout", doctor.DefaultTimeout, "time limit of each check")
+	flagsOf(c, &o)
 	return c
 }
 

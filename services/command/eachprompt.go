@@ -39,8 +39,8 @@ func (p *promptFlags) each(texts []string, stdin io.Reader, named bool) iter.Seq
 
 // yieldPrompts is each, until yield returns false.
 func (p *promptFlags) yieldPrompts(texts []string, stdin io.Reader, named bool, yield func(*prompt) bool) error {
-	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(p.format)) {
-		return oneOf("prompts-format", p.format, wordsOf(formats))
+	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(p.Format)) {
+		return oneOf("prompts-format", p.Format, wordsOf(formats))
 	}
 	choice, err := p.choiceOf()
 	if err != nil {
@@ -130,7 +130,10 @@ func (p *promptFlags) newPrompt(r *dataset.Record, defaults map[string]any, name
 		q.body["uid"] = fmt.Sprintf("%04d-%s", r.Index, slug(q.text))
 	}
 	uid, _ := q.body["uid"].(string)
-	if uid = uidOfEpoch(uid, r.Epoch); uid != "" {
+	if r.Epoch > 0 && uid != "" { // a later pass over the prompts; the first is epoch 0
+		uid = fmt.Sprintf("%s-e%d", uid, r.Epoch)
+	}
+	if uid != "" {
 		q.body["uid"] = uid
 	}
 	q.uid = schemas.UID(uid)
@@ -211,10 +214,10 @@ func (p *promptFlags) noPrompts() error {
 	switch l := &p.loaded; {
 	case l.Records > 0:
 		return fmt.Errorf("no prompts left of %d: %d after --offset and --limit", l.Records, l.Chosen)
-	case p.file != "" && l.reader.Skipped > 0:
-		return fmt.Errorf("--prompts: no prompts in %s, and %s", p.file, present.Count(l.reader.Skipped, "bad record"))
-	case p.file != "":
-		return fmt.Errorf("--prompts: no prompts in %s; must have at least one, a line or a record each", p.file)
+	case p.File != "" && l.reader.Skipped > 0:
+		return fmt.Errorf("--prompts: no prompts in %s, and %s", p.File, present.Count(l.reader.Skipped, "bad record"))
+	case p.File != "":
+		return fmt.Errorf("--prompts: no prompts in %s; must have at least one, a line or a record each", p.File)
 	}
 	return errors.New("no prompts; give them as arguments, or a file with --prompts")
 }

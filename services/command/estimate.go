@@ -159,7 +159,7 @@ func (d *datasetFlags) counts() *recordCounts {
 	l := d.loaded
 	out := &recordCounts{
 		File: d.fileName(), Records: l.Records, Partial: l.Partial, Bad: []string{}, Duplicates: l.Duplicates,
-		Chosen: l.Chosen, Shard: d.shard,
+		Chosen: l.Chosen, Shard: d.Shard,
 	}
 	if r := l.reader; r != nil {
 		out.Format, out.BadCount = string(r.Format), r.Skipped
@@ -260,7 +260,7 @@ func (a *app) dryRun(c *cobra.Command, run schemas.Run, d *promptFlags, s *servi
 	if p.Groups == 0 {
 		return errors.Join(err, &exitError{status: exitUsage, err: errors.New("every prompt would be refused")})
 	}
-	return errors.Join(err, p.mustFit(ctx, conn, run, d.overfill))
+	return errors.Join(err, p.mustFit(ctx, conn, run, d.Overfill))
 }
 
 // estimateLine writes a line of an estimate: its name, and a text in parts.

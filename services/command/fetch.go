@@ -35,17 +35,17 @@ func (a *app) fetch(ctx context.Context, name, adapter string, want hub.Want) er
 // fetchPrompts downloads a file of prompts of the Hugging Face Hub, hf://datasets/ORG/NAME/FILE, and has d read it. Any
 // other file stays.
 func (a *app) fetchPrompts(ctx context.Context, d *datasetFlags) error {
-	if !strings.HasPrefix(d.file, "hf://") {
+	if !strings.HasPrefix(d.File, "hf://") {
 		return nil
 	}
-	path, source, err := hub.FetchFile(ctx, d.file, a.newDownload().watcher())
-	if _, wrong := hub.ParseDataset(d.file); wrong != nil || errors.Is(err, hub.ErrName) {
+	path, source, err := hub.FetchFile(ctx, d.File, a.newDownload().watcher())
+	if _, wrong := hub.ParseDataset(d.File); wrong != nil || errors.Is(err, hub.ErrName) {
 		return usage(fmt.Errorf("--prompts: %w", err))
 	}
 	if err != nil {
 		return fmt.Errorf("--prompts: %w", err)
 	}
-	d.file, d.source = path, source
+	d.File, d.source = path, source
 	return nil
 }
 
@@ -100,17 +100,17 @@ HF_HUB_CACHE for the folder, HF_ENDPOINT for a mirror, HF_HUB_OFFLINE=1 to use t
 
 // checkPush checks --push before anything is written: it is for datasets.
 func (e *exporter) checkPush(formatGiven bool) error {
-	if e.push == "" {
+	if e.Push == "" {
 		return nil
 	}
 	if !formatGiven {
-		e.format = "parquet"
+		e.Format = "parquet"
 	}
-	if e.format == archiveFormat {
-		return usage(fmt.Errorf("--format: %q with --push; must be one of %s", e.format,
+	if e.Format == archiveFormat {
+		return usage(fmt.Errorf("--format: %q with --push; must be one of %s", e.Format,
 			strings.Join(export.Datasets(), ", ")))
 	}
-	if err := hub.CheckPush(e.push); err != nil {
+	if err := hub.CheckPush(e.Push); err != nil {
 		return usage(fmt.Errorf("--push: %w", err))
 	}
 	return nil
@@ -137,14 +137,14 @@ func (e *exporter) pushShards(c *cobra.Command, conn *connection, folder string,
 	}
 	d := e.newDownload()
 	d.sends = true
-	commit, err := hub.Push(c.Context(), e.push, fmt.Sprintf("run %s", x.Run), files, d.watcher())
+	commit, err := hub.Push(c.Context(), e.Push, fmt.Sprintf("run %s", x.Run), files, d.watcher())
 	if errors.Is(err, hub.ErrName) {
 		return usage(fmt.Errorf("--push: %w", err))
 	}
 	if err != nil {
 		return fmt.Errorf("--push: %w; the dataset is in %s, and the same command sends what is missing", err, folder)
 	}
-	fmt.Fprintf(c.ErrOrStderr(), "%s is on the Hugging Face Hub: %s\n", e.push, commit)
+	fmt.Fprintf(c.ErrOrStderr(), "%s is on the Hugging Face Hub: %s\n", e.Push, commit)
 	return nil
 }
 

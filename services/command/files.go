@@ -1,13 +1,10 @@
 package command
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -87,47 +84,19 @@ func tryWrite(dir string) error {
 	return errors.Join(err, f.Close(), os.Remove(f.Name()))
 }
 
-// replaceFile writes a file beside the one of that name and puts it in its place once it is whole; a link stays one. It
-// returns its size. If write fails, nothing is left of it.
-func replaceFile(name string, write func(io.Writer) error) (size int64, err error) {
+// replaceFile writes a file beside the one of that name and puts it in its place once it is whole; a link stays one. If
+// it fails, nothing is left of it.
+func replaceFile(name string, data []byte) error {
 	if to, err := filepath.EvalSymlinks(name); err == nil {
 		name = to
 	}
 	temporary := filepath.Join(filepath.Dir(name), ".meander-"+rand.Text())
-	f, err := os.OpenFile(temporary, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
-	if err != nil {
-		return 0, err
-	}
-	w := bufio.NewWriter(f)
-	if err = write(w); err == nil {
-		err = w.Flush()
-	}
-	if info, stat := f.Stat(); stat == nil {
-		size = info.Size()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
+	err := os.WriteFile(temporary, data, 0o644)
+	if err == nil {
 		err = os.Rename(temporary, name)
 	}
 	if err != nil {
-		return 0, errors.Join(err, os.Remove(temporary))
+		return errors.Join(err, os.Remove(temporary))
 	}
-	return size, nil
-}
-
-// putter puts what write writes into its place, and returns its size.
-type putter func(write func(io.Writer) error) (size int64, err error)
-
-func toFile(name string) putter {
-	return func(write func(io.Writer) error) (int64, error) { return replaceFile(name, write) }
-}
-
-// toWriter returns a putter to out, which gets nothing if write fails.
-func toWriter(out io.Writer) putter {
-	return func(write func(io.Writer) error) (int64, error) {
-		var page bytes.Buffer
-		if err := write(&page); err != nil {
-			return 0, err
-		}
-		return page.WriteTo(out)
-	}
+	return nil
 }

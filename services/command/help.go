@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/fields"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -46,6 +47,19 @@ func addSection(f *pflag.FlagSet, title string, register func(*pflag.FlagSet)) {
 		f.AddFlag(flag)
 	})
 	f.SortFlags = false
+}
+
+// flagsOf adds a flag for each tagged field of options, whose values are the defaults. What is out of the range of its
+// tag is refused before the command runs.
+func flagsOf(c *cobra.Command, options any) {
+	fields.Bind("", options).Register(c.Flags())
+	before := c.PreRunE
+	c.PreRunE = func(c *cobra.Command, given []string) error {
+		if err := schemas.CheckFields(options); err != nil || before == nil {
+			return settingError(err)
+		}
+		return before(c, given)
+	}
 }
 
 // manyFlags is the number of flags of a command from which on --help shows the common ones, and names the others.

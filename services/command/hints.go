@@ -1,7 +1,6 @@
 package command
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -36,10 +35,6 @@ func rewritten(c *cobra.Command, change func(arg string) (string, bool)) string 
 		}
 	}
 	return strings.Join(words, " ")
-}
-
-func withArgs(ctx context.Context, given []string) context.Context {
-	return context.WithValue(ctx, argsKey{}, given)
 }
 
 // explainFlag names what was meant by a flag that c does not have: the flag, and the command line with it.

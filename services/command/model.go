@@ -53,7 +53,8 @@ Exit status: 0 it can, 1 it cannot.`,
 			return a.modelInfo(c, given[0], engine, options)
 		},
 	}
-	engineFlag(info.Flags(), &engine, "default this program")
+	info.Flags().StringVar(&engine, "engine", "",
+		"torch or torch=ADDRESS where a worker computes the model; default this program")
 	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class", "family")
 	c.AddCommand(info, fetchCommand(a))
 	return c

@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -23,7 +22,6 @@ import (
 	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
-	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/pipeline"
@@ -168,11 +166,6 @@ func engineKey(engine string) string {
 	return os.Getenv(engineKeyVariable)
 }
 
-// engineFlag adds --engine to a command that looks at one model. otherwise says what its default is.
-func engineFlag(f *pflag.FlagSet, engine *string, otherwise string) {
-	f.StringVar(engine, "engine", "", "torch or torch=ADDRESS where a worker computes the model; "+otherwise)
-}
-
 // settingKey matches the key of a setting at the beginning of an error.
 var settingKey = regexp.MustCompile(`(?m)^[a-z]+(_[a-z]+)*: `)
 
@@ -215,10 +208,3 @@ func (s services) serve(ctx context.Context, conn *connection, log zerolog.Logge
 	}
 	return err
 }
-
-func newRunID() schemas.Run {
-	return schemas.Run("r" + time.Now().UTC().Format("20060102-150405") + "-" + shortToken())
-}
-
-// shortToken returns a random, readable token.
-func shortToken() string { return strings.ToLower(rand.Text()[:6]) }

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/models/hub"
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/schemas"
@@ -25,7 +26,7 @@ import (
 type pusher struct {
 	*app
 	client.Push
-	wait time.Duration
+	Wait time.Duration `key:"wait" help:"how long to wait for the answers of running samplers; 0: do not wait"`
 }
 
 // policyCommand makes the command 'meander policy' with its subcommands.
@@ -46,17 +47,10 @@ sampler. Samplers then keep the version before.`,
 	return c
 }
 
-// addFlags adds the flags of push and rollback to f.
-func (k *pusher) addFlags(f *pflag.FlagSet) {
-	f.StringVar((*string)(&k.Lane), "lane", "", "lane; default the only lane, or the only one that samplers serve now")
-	f.StringVar(&k.Rule, "rule", schemas.SwapFinish,
-		"for samples that have begun: finish (keep the old weights to the end), switch (use the new weights from the "+
-			"next step on) or restart")
-	f.Int64Var(&k.Version, "version", 0, "version number; default the next one")
-	f.StringVar(&k.By, "by", "", "who pushes; default user@host")
-	f.StringVar(&k.Note, "note", "", "note; others see it")
-	f.DurationVar(&k.wait, "wait", 30*time.Second,
-		"how long to wait for the answers of running samplers; 0: do not wait")
+// addFlags adds the flags of push and rollback to f, and more.
+func (k *pusher) addFlags(f *pflag.FlagSet, more ...string) {
+	k.Rule, k.Scale, k.Wait = schemas.SwapFinish, 1, 30*time.Second
+	fields.Bind("", k).Register(f, append([]string{"lane", "rule", "version", "by", "note", "wait"}, more...)...)
 }
 
 // policyPushCommand makes the command 'meander policy push'.
@@ -112,14 +106,9 @@ pushed.`,
 			})
 		}),
 	}
-	k.addFlags(c.Flags())
+	k.addFlags(c.Flags(), "weights_dir", "scale", "base")
 	c.Flags().BoolVar(&full, "full", false, "push the weights of a whole transformer, not an adapter")
-	c.Flags().StringVar(&k.WeightsDir, "weights-dir", "",
-		"with --full: push by path, in this folder, which samplers share")
-	c.Flags().Float64Var(&k.Scale, "scale", 1, "scale of the adapter; 1 is the scale of its training")
 	c.MarkFlagsMutuallyExclusive("full", "scale")
-	c.Flags().StringVar(&k.Base, "base", "",
-		"digest of the checkpoint that it was trained on; push refuses another one. See 'meander policy show'")
 	return c
 }
 
@@ -197,8 +186,8 @@ func (k *pusher) push(
 	}
 	var replicas []client.Replica
 	var late error
-	if k.wait > 0 {
-		waiting, stop := context.WithTimeout(ctx, k.wait)
+	if k.Wait > 0 {
+		waiting, stop := context.WithTimeout(ctx, k.Wait)
 		replicas, late = peer.AwaitPolicy(waiting, p)
 		stop()
 	}
@@ -209,7 +198,7 @@ func (k *pusher) push(
 		if err := encode(out, policyJSON(p, replicas)); err != nil {
 			return err
 		}
-	} else if refused || news && k.wait > 0 && late == nil {
+	} else if refused || news && k.Wait > 0 && late == nil {
 		printAnswers(out, p, replicas, time.Since(began))
 	}
 	if refused {
@@ -217,7 +206,7 @@ func (k *pusher) push(
 	}
 	if late != nil && ctx.Err() == nil {
 		return fmt.Errorf("version %d is stored, but not every sampler has answered in %v; see 'meander policy ls'",
-			p.PolicyVersion, k.wait)
+			p.PolicyVersion, k.Wait)
 	}
 	return late
 }

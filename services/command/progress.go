@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode"
 
 	"github.com/nats-io/nats.go"
 	"github.com/vbauerster/mpb/v8"
@@ -182,21 +183,13 @@ func (p *progress) explainWaits(ctx context.Context, b *bus.Bus, after time.Dura
 			continue
 		}
 		for _, w := range system.Waits {
-			reason := strings.Map(withoutDigit, w.Says) // with another count it is the same
+			reason := strings.Join(strings.FieldsFunc(w.Says, unicode.IsDigit), "") // with another count it is the same
 			if !told[reason] {
 				told[reason] = true
 				p.note(w.Text())
 			}
 		}
 	}
-}
-
-// withoutDigit is for strings.Map: it drops digits.
-func withoutDigit(r rune) rune {
-	if '0' <= r && r <= '9' {
-		return -1
-	}
-	return r
 }
 
 // receiptHandler returns a handler of intake's answers to the run's prompts: it adds up the steps to come, and prints

@@ -373,7 +373,7 @@ func (p *promptFlags) messagesOf(texts []string) ([]any, []string, error) {
 	if p.messages == "" {
 		return nil, texts, nil
 	}
-	if len(texts) > 0 || p.file != "" {
+	if len(texts) > 0 || p.File != "" {
 		return nil, nil, errors.New("--messages: given; must be the only prompt: leave out the others, and --prompts")
 	}
 	list, err := readMessages(p.messages)

@@ -43,7 +43,7 @@ samples in the background; 'meander watch' shows them.`,
 			if err := a.fetchPrompts(c.Context(), &p.datasetFlags); err != nil {
 				return err
 			}
-			if p.dryRun {
+			if p.DryRun {
 				return a.dryRun(c, run, &p, nil, texts)
 			}
 			prompts, err := p.load(texts, c.InOrStdin(), false)
@@ -56,7 +56,7 @@ samples in the background; 'meander watch' shows them.`,
 					err = plan.refusalError(p.names)
 				}
 				if err == nil {
-					err = plan.printAndCheck(c.Context(), conn, run, p.overfill, c.ErrOrStderr())
+					err = plan.printAndCheck(c.Context(), conn, run, p.Overfill, c.ErrOrStderr())
 				}
 				if err != nil {
 					return err

@@ -24,17 +24,19 @@ import (
 
 type replayer struct {
 	*app
-	speed, subject, to string
-	maxPause           time.Duration
-	kinds              []string
-	bytes              bool
+	Speed    string        `key:"speed" help:"how many times as fast as in the run: 1, 10, 0.5, or max: without pauses"`
+	MaxPause time.Duration `key:"max_pause" range:"0s.." help:"wait at most this long between two events; 0: as long as it was, by --speed"`
+	Subject  string        `key:"subject" help:"publish on subjects with this prefix, replay or replay.NAME; empty: print"`
+	To       string        `key:"to" help:"URL of the NATS server to publish on; default the one that stores the run"`
+	Bytes    bool          `key:"bytes" help:"with --json: add the bytes of each event, and the parts of large steps"`
+	kinds    []string
 
 	pace export.Pace
 }
 
 // runsReplayCommand makes the command 'meander runs replay'.
 func runsReplayCommand(a *app) *cobra.Command {
-	r := &replayer{app: a}
+	r := &replayer{app: a, Speed: "1"}
 	c := &cobra.Command{
 		Use: "replay RUN|FILE", Short: "play the events of a run again, to test what reads them",
 		Long: `replay gives the events of a stored run, or of the file of an archive ('meander runs export'), to a
@@ -60,31 +62,25 @@ on a server of your own with --to.`,
 			play := func(c *cobra.Command, conn *connection, given []string) error {
 				return r.replay(c, conn, given[0])
 			}
-			if strings.ContainsAny(given[0], "./") && (r.subject == "" || r.to != "") {
+			if strings.ContainsAny(given[0], "./") && (r.Subject == "" || r.To != "") {
 				return play(c, nil, given)
 			}
 			return a.withBus(play)(c, given)
 		},
 	}
-	f := c.Flags()
-	f.StringVar(&r.speed, "speed", "1", "how many times as fast as in the run: 1, 10, 0.5, or max: without pauses")
-	f.DurationVar(&r.maxPause, "max-pause", 0,
-		"wait at most this long between two events; 0: as long as it was, by --speed")
-	f.StringSliceVar(&r.kinds, "kinds", export.Kinds(), "kinds of events to play")
-	f.StringVar(&r.subject, "subject", "", "publish on subjects with this prefix, replay or replay.NAME; empty: print")
-	f.StringVar(&r.to, "to", "", "URL of the NATS server to publish on; default the one that stores the run")
-	f.BoolVar(&r.bytes, "bytes", false, "with --json: add the bytes of each event, and the parts of large steps")
+	c.Flags().StringSliceVar(&r.kinds, "kinds", export.Kinds(), "kinds of events to play")
+	flagsOf(c, r)
 	return c
 }
 
 // check checks the flags.
 func (r *replayer) check() error {
-	r.pace.MaxPause = r.maxPause
-	speed, err := strconv.ParseFloat(r.speed, 64)
+	r.pace.MaxPause = r.MaxPause
+	speed, err := strconv.ParseFloat(r.Speed, 64)
 	switch {
-	case r.speed == "max":
+	case r.Speed == "max":
 	case err != nil || !(speed > 0) || math.IsInf(speed, 0):
-		return usage(fmt.Errorf("--speed: %q; must be max or a number above 0", r.speed))
+		return usage(fmt.Errorf("--speed: %q; must be max or a number above 0", r.Speed))
 	default:
 		r.pace.Speed = speed
 	}
@@ -94,17 +90,15 @@ func (r *replayer) check() error {
 		}
 	}
 	switch {
-	case r.maxPause < 0:
-		return usage(fmt.Errorf("--max-pause: %v; must be at least 0", r.maxPause))
-	case r.subject == "" && r.to != "":
+	case r.Subject == "" && r.To != "":
 		return usage(errors.New("--to: is for --subject; give both"))
-	case r.subject != "" && (r.json || r.bytes):
+	case r.Subject != "" && (r.json || r.Bytes):
 		return usage(errors.New("--json, --bytes: are for events that are printed; leave out --subject or these"))
-	case r.bytes && !r.json:
+	case r.Bytes && !r.json:
 		return usage(errors.New("--bytes: is for --json; give both"))
 	}
-	if r.subject != "" {
-		if err := export.CheckPrefix(r.subject); err != nil {
+	if r.Subject != "" {
+		if err := export.CheckPrefix(r.Subject); err != nil {
 			return usage(fmt.Errorf("--subject: %w", err))
 		}
 	}
@@ -141,25 +135,25 @@ func (r *replayer) replay(c *cobra.Command, conn *connection, of string) (err er
 	}
 	play, end := r.print(c.OutOrStdout()), func() error { return nil }
 	where := "stdout"
-	if r.subject != "" {
+	if r.Subject != "" {
 		p, connectErr := r.connect(conn, stderr)
 		if connectErr != nil {
 			return connectErr
 		}
 		defer p.close()
 		defer func() { p.endWith(err) }()
-		play, end, where = p.publish, p.end, r.subject+".> of "+p.where
+		play, end, where = p.publish, p.end, r.Subject+".> of "+p.where
 	}
-	pace := r.speed + "x"
+	pace := r.Speed + "x"
 	if r.pace.Speed == 0 {
 		pace = "as fast as they are taken"
-		if r.subject != "" {
+		if r.Subject != "" {
 			pace = "without pauses"
 		}
 	}
 	fmt.Fprintf(stderr, "replaying %s of run %s to %s, %s; Ctrl-C ends\n", present.Count(total, "event"), run, where,
 		pace)
-	shown := newCounted(stderr, r.subject == "" && boot.IsTerminal(c.OutOrStdout()), "", "events", int(total))
+	shown := newCounted(stderr, r.Subject == "" && boot.IsTerminal(c.OutOrStdout()), "", "events", int(total))
 	begin, played := time.Now(), 0
 	var freed freedSteps
 	for m, err := range export.Play(ctx, b, sources, r.pace) {
@@ -220,7 +214,7 @@ func (r *replayer) count(
 	ctx context.Context, b *bus.Bus, run schemas.Run, all []*export.Source, stderr io.Writer,
 ) (sources []*export.Source, total uint64, err error) {
 	for _, s := range all {
-		if r.subject == "" && !r.bytes { // parts are not printed
+		if r.Subject == "" && !r.Bytes { // parts are not printed
 			s.Filters = slices.DeleteFunc(s.Filters, schemas.IsPart)
 		}
 		n, err := s.Count(ctx, b)
@@ -256,7 +250,7 @@ func (r *replayer) count(
 func (r *replayer) print(out io.Writer) func(m *bus.Message) error {
 	return func(m *bus.Message) error {
 		a, _ := schemas.ParseSubject(m.Subject)
-		if r.bytes {
+		if r.Bytes {
 			var event any
 			if !schemas.IsPart(m.Subject) {
 				event = schemas.JSONOfBytes(m.Data)
@@ -290,11 +284,11 @@ type publisher struct {
 
 // connect returns a publisher on the server of --to, or on that of the run.
 func (r *replayer) connect(conn *connection, stderr io.Writer) (*publisher, error) {
-	p := &publisher{prefix: r.subject, where: bus.RedactURL(r.to), close: func() {}, stderr: stderr}
-	if r.to == "" {
+	p := &publisher{prefix: r.Subject, where: bus.RedactURL(r.To), close: func() {}, stderr: stderr}
+	if r.To == "" {
 		p.nc, p.where = conn.Conn(), conn.where
 	} else {
-		nc, err := nats.Connect(r.to, nats.Name("meander runs replay"), nats.NoReconnect())
+		nc, err := nats.Connect(r.To, nats.Name("meander runs replay"), nats.NoReconnect())
 		if err != nil {
 			return nil, fmt.Errorf("--to: %s: %w", p.where, err)
 		}

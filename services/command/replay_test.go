@@ -97,7 +97,7 @@ func TestReplay_Print(t *testing.T) {
 		{`--speed: "0"; must be max or a number above 0`, []string{"r1", "--speed", "0"}},
 		{`--speed: "NaN"; must be max`, []string{"r1", "--speed", "NaN"}},
 		{`--kinds: "request"; must be one of prompt`, []string{"r1", "--kinds", "request"}},
-		{"--max-pause: -1s; must be at least 0", []string{"r1", "--max-pause", "-1s"}},
+		{"--max-pause: -1s; must not be negative", []string{"r1", "--max-pause", "-1s"}},
 		{`--subject: "mdr.v1"; must be "replay"`, []string{"r1", "--subject", "mdr.v1"}},
 		{"--to: is for --subject", []string{"r1", "--to", "nats://127.0.0.1"}},
 		{"--json, --bytes: are for events that are printed", []string{"r1", "--subject", "replay", "--json"}},

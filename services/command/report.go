@@ -1,6 +1,7 @@
 package command
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -41,16 +42,18 @@ A file of that name is replaced.`,
 				return err
 			}
 			o := ui.ReportOptions{Groups: groups, ImageBytes: int(images), Made: time.Now(), Again: again}
-			run := schemas.Run(given[0])
+			name, says := cmp.Or(out, given[0]+".html"), c.OutOrStdout()
+			put := func(page []byte) error { return replaceFile(name, page) }
 			if out == "-" {
-				put := toWriter(asIs(c.OutOrStdout()))
-				return a.writeReport(c.Context(), conn.Bus, run, "stdout", o, c.ErrOrStderr(), put)
-			}
-			name := cmp.Or(out, given[0]+".html")
-			if err := tryReplace("--out", name); err != nil {
+				name, says = "stdout", c.ErrOrStderr()
+				put = func(page []byte) error {
+					_, err := asIs(c.OutOrStdout()).Write(page)
+					return err
+				}
+			} else if err := tryReplace("--out", name); err != nil {
 				return usage(err)
 			}
-			return a.writeReport(c.Context(), conn.Bus, run, name, o, c.OutOrStdout(), toFile(name))
+			return a.writeReport(c.Context(), conn.Bus, schemas.Run(given[0]), name, o, says, put)
 		}),
 	}
 	c.Flags().StringVar(&out, "out", "", "file to write, - for stdout; default RUN.html")
@@ -64,7 +67,8 @@ A file of that name is replaced.`,
 // writeReport writes the page of a run by put, to a place of that name, and prints on out what it wrote. A run without
 // groups is an error.
 func (a *app) writeReport(
-	ctx context.Context, b *bus.Bus, run schemas.Run, name string, o ui.ReportOptions, out io.Writer, put putter,
+	ctx context.Context, b *bus.Bus, run schemas.Run, name string, o ui.ReportOptions, out io.Writer,
+	put func(page []byte) error,
 ) error {
 	read, err := results.Read(ctx, b, run)
 	if err != nil {
@@ -73,14 +77,15 @@ func (a *app) writeReport(
 	if len(read.Groups) == 0 {
 		return fmt.Errorf("run %q has no groups to report; 'meander runs show %s' says what it has", run, run)
 	}
-	var contents *ui.Contents
-	size, err := put(func(w io.Writer) (err error) {
-		contents, err = ui.WriteReport(ctx, w, b, read, o)
-		return err
-	})
+	var page bytes.Buffer
+	contents, err := ui.WriteReport(ctx, &page, b, read, o)
+	if err == nil {
+		err = put(page.Bytes())
+	}
 	if err != nil {
 		return err
 	}
+	size := int64(page.Len())
 	if a.json {
 		return encode(out, struct {
 			File  string `json:"file"`

@@ -266,11 +266,7 @@ func (r *rescorer) report(
 	if err != nil {
 		return err
 	}
-	var statuses []string
-	for _, g := range p.Groups {
-		statuses = append(statuses, g.Status)
-	}
-	return notComplete(statuses)
+	return notComplete(p.Groups, func(g *results.PassGroup) string { return g.Status })
 }
 
 // asUsage makes a rescore.RequestError a usage error.

@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/export"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -64,11 +66,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			return r.start(c, texts)
 		},
 	}
-	addSection(c.Flags(), outputSection, func(f *pflag.FlagSet) {
-		r.output(f)
-		f.StringVar(&r.saveLatents, "save-latents", "",
-			"write all kept states to this safetensors file, packed [n, S, C], F32")
-	})
+	addSection(c.Flags(), outputSection, func(f *pflag.FlagSet) { r.output(f, "out", "save_latents") })
 	r.prompts.addFlags(c.Flags())
 	addSection(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { pipelineFlags(f, &r.services) })
 	addSection(c.Flags(), limitSection, r.services.limits.Flags)
@@ -77,7 +75,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 
 // start runs the prompts of the command line and of the file, or prints what they would take.
 func (r *runner) start(c *cobra.Command, texts []string) error {
-	if r.prompts.dryRun {
+	if r.prompts.DryRun {
 		return r.dryRun(c, r.id, &r.prompts, &r.services, texts)
 	}
 	prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
@@ -87,10 +85,9 @@ func (r *runner) start(c *cobra.Command, texts []string) error {
 	return r.run(c.Context(), prompts, c.OutOrStdout(), c.ErrOrStderr())
 }
 
-func (r *runner) output(f *pflag.FlagSet) {
+func (r *runner) output(f *pflag.FlagSet, flags ...string) {
 	nameFlag(f, &r.id, "run", "", "run id; the same id again resumes the run; default a new id")
-	f.StringVar(&r.out, "out", "",
-		"folder for images, contact sheets and results.jsonl; default meander-out/<run>; - for none")
+	fields.Bind("", r).Register(f, flags...)
 }
 
 // runner is one run command, or one scheduled command.
@@ -99,19 +96,20 @@ type runner struct {
 	prompts  promptFlags
 	services services
 	id       schemas.Run
-	out      string
+	Out      string `key:"out" help:"folder for images, contact sheets and results.jsonl; default meander-out/<run>; - for none"`
 
-	saveLatents string
+	SaveLatents string   `key:"save_latents" help:"write all kept states to this safetensors file, packed [n, S, C], F32"`
 	warned      []string // by the estimate
 	stdin       io.Reader
 }
 
-func (r *runner) folder() string { return outFolder(r.out, r.id) }
+func (r *runner) folder() string { return outFolder(r.Out, r.id) }
 
 // check makes a run id if none was given, and checks the settings of the services.
 func (r *runner) check() error {
 	if r.id == "" {
-		r.id = newRunID()
+		unique := strings.ToLower(rand.Text()[:6]) // and sorted by time
+		r.id = schemas.Run("r" + time.Now().UTC().Format("20060102-150405") + "-" + unique)
 	}
 	r.services.loading.lines.Store(&r.stderr)
 	r.services.Sampler.Waiting = r.services.loading.wait
@@ -138,7 +136,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		return err
 	}
 
-	if err := errors.Join(tryFolder("--out", r.folder()), tryFile("--save-latents", r.saveLatents)); err != nil {
+	if err := errors.Join(tryFolder("--out", r.folder()), tryFile("--save-latents", r.SaveLatents)); err != nil {
 		return usage(err)
 	}
 	began := time.Now()
@@ -225,12 +223,12 @@ func (r *runner) checkAndEstimate(ctx context.Context, conn *connection, plan *e
 	}
 	if err == nil {
 		r.warned = plan.Warnings
-		err = plan.printAndCheck(ctx, conn, r.id, r.prompts.overfill, stderr)
+		err = plan.printAndCheck(ctx, conn, r.id, r.prompts.Overfill, stderr)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	if r.saveLatents != "" && plan.Texts() {
+	if r.SaveLatents != "" && plan.Texts() {
 		return nil, nil, usage(errors.New("--save-latents: given; must be absent: texts have no latents. " +
 			"Their logits are in their events (--logits)"))
 	}
@@ -379,13 +377,13 @@ func (r *runner) report(
 			return err
 		}
 	}
-	if r.saveLatents != "" {
-		left, err := run.WriteLatents(ctx, conn.Bus, r.saveLatents)
+	if r.SaveLatents != "" {
+		left, err := run.WriteLatents(ctx, conn.Bus, r.SaveLatents)
 		if err != nil {
 			return err
 		}
 		if left > 0 {
-			fmt.Fprintf(stderr, "%s does not have %s that did not complete\n", r.saveLatents,
+			fmt.Fprintf(stderr, "%s does not have %s that did not complete\n", r.SaveLatents,
 				present.Count(left, "sample"))
 		}
 	}
@@ -401,11 +399,7 @@ func (r *runner) report(
 	if run.Summary.Refused == len(prompts) {
 		return &exitError{status: exitUsage}
 	}
-	var statuses []string
-	for _, g := range run.Groups {
-		statuses = append(statuses, g.Status)
-	}
-	return notComplete(statuses)
+	return notComplete(run.Groups, func(g *results.Group) string { return g.Status })
 }
 
 // reportRefused prints each reason of refusal once, with its prompts.

@@ -52,15 +52,10 @@ Images and other blobs are not in it. A run that has ended is measured once; 'me
 MEAN is that of the mean rewards of all groups. TAGS are of 'meander runs tag'; --json has the notes, too.`,
 		Example: "  meander runs ls\n  meander runs ls --json",
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-			runs, err := view.Count(c.Context(), conn.Bus, "*")
-			if err == nil {
-				err = view.AddSizes(c.Context(), conn.Bus, runs)
-			}
+			list, err := view.Stored(c.Context(), conn.Bus)
 			if err != nil {
 				return err
 			}
-			newest := func(x, y *view.Run) int { return y.Newest.Compare(x.Newest) }
-			list := slices.SortedFunc(maps.Values(runs), newest)
 			return a.printRuns(c.OutOrStdout(), list)
 		}),
 	}
@@ -96,11 +91,7 @@ func storedRun(ctx context.Context, b *bus.Bus, name string) (*view.Run, error) 
 	if r := runs[schemas.Run(name)]; r != nil {
 		return r, nil
 	}
-	return nil, nothingStored(name)
-}
-
-func nothingStored(run string) error {
-	return fmt.Errorf("run %q: nothing is stored of it; 'meander runs ls' lists the runs that are stored", run)
+	return nil, fmt.Errorf("run %q: nothing is stored of it; 'meander runs ls' lists the runs that are stored", name)
 }
 
 // runsShowCommand makes the command 'meander runs show'.
@@ -185,11 +176,12 @@ that are older than two minutes. Dead letters stay. A run with open groups is re
 
 type exporter struct {
 	*app
-	out, format string
-	shardMiB    int64
-	latents     bool
-	mp4         bool
-	push        string
+	Format   string `key:"format"`
+	Out      string `key:"out" help:"new file, - for stdout, or, for datasets, the folder to write; default RUN.tar, RUN"`
+	ShardMiB int64  `key:"shard_mib" range:"1..1048576" help:"size in MiB from which on a file of a dataset gets no further group"`
+	Push     string `key:"push" help:"also send the dataset to the Hugging Face Hub, ORG/NAME, with a card; --format is parquet then by default; it is private where it is new"`
+	Latents  bool   `key:"latents" help:"write the stored latents of images to datasets, too: most of the bytes"`
+	MP4      bool   `key:"mp4" help:"write videos as mp4 to webdataset and parquet, too, which takes ffmpeg"`
 }
 
 // archiveFormat is the format that import reads; all others are of package export.
@@ -197,7 +189,7 @@ const archiveFormat = "archive"
 
 // runsExportCommand makes the command 'meander runs export'.
 func runsExportCommand(a *app) *cobra.Command {
-	e := &exporter{app: a}
+	e := &exporter{app: a, Format: archiveFormat, ShardMiB: 256, Latents: true}
 	c := &cobra.Command{
 		Use: "export RUN", Short: "write a run to files that need no server",
 		Long: `export writes a run to files. 'meander runs read' checks them.
@@ -223,11 +215,11 @@ An export that was stopped or killed goes on where it stopped when the same comm
 			if _, err := storedRun(c.Context(), conn.Bus, given[0]); err != nil {
 				return err
 			}
-			if e.format == archiveFormat {
+			if e.Format == archiveFormat {
 				for _, flag := range []string{"shard-mib", "latents", "mp4"} {
 					if c.Flags().Changed(flag) {
 						return usage(fmt.Errorf("--%s: set; must be absent for --format %s, which has all events in "+
-							"one file", flag, e.format))
+							"one file", flag, e.Format))
 					}
 				}
 				return e.writeArchive(c, conn, given[0])
@@ -235,26 +227,18 @@ An export that was stopped or killed goes on where it stopped when the same comm
 			return e.writeShards(c, conn, given[0])
 		}),
 	}
-	f := c.Flags()
-	f.StringVar(&e.format, "format", archiveFormat, archiveFormat+", "+strings.Join(export.Datasets(), ", "))
-	f.StringVar(&e.out, "out", "",
-		"new file, - for stdout, or, for datasets, the folder to write; default RUN.tar, RUN")
-	f.Int64Var(&e.shardMiB, "shard-mib", 256, "size in MiB from which on a file of a dataset gets no further group")
-	f.StringVar(&e.push, "push", "",
-		"also send the dataset to the Hugging Face Hub, ORG/NAME, with a card; --format is parquet then by default; "+
-			"it is private where it is new")
-	f.BoolVar(&e.latents, "latents", true, "write the stored latents of images to datasets, too: most of the bytes")
-	f.BoolVar(&e.mp4, "mp4", false, "write videos as mp4 to webdataset and parquet, too, which takes ffmpeg")
+	flagsOf(c, e)
+	c.Flags().Lookup("format").Usage = archiveFormat + ", " + strings.Join(export.Datasets(), ", ")
 	return c
 }
 
 // writeArchive writes all events of a run to a new file, which has its name only once it is whole. It goes on with a
 // file that was begun.
 func (e *exporter) writeArchive(c *cobra.Command, conn *connection, run string) error {
-	if e.out == "-" {
+	if e.Out == "-" {
 		return e.writeToStdout(c, conn, run)
 	}
-	name := cmp.Or(e.out, run+".tar")
+	name := cmp.Or(e.Out, run+".tar")
 	if _, err := os.Lstat(name); err == nil {
 		return usage(fmt.Errorf("--out: %q exists already; name another file", name))
 	}
@@ -300,22 +284,20 @@ func (e *exporter) writeToStdout(c *cobra.Command, conn *connection, run string)
 // writeShards writes the samples of a run as a dataset.
 func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) error {
 	switch {
-	case !slices.Contains(export.Datasets(), e.format):
-		return usage(fmt.Errorf("--format: %q; must be one of %s, %s", e.format, archiveFormat,
+	case !slices.Contains(export.Datasets(), e.Format):
+		return usage(fmt.Errorf("--format: %q; must be one of %s, %s", e.Format, archiveFormat,
 			strings.Join(export.Datasets(), ", ")))
-	case e.out == "-":
+	case e.Out == "-":
 		return usage(errors.New("--out: -; must be a folder for a dataset; only an archive goes to stdout"))
-	case e.mp4 && e.format == "safetensors":
+	case e.MP4 && e.Format == "safetensors":
 		return usage(errors.New("--mp4: set; must be absent for --format safetensors, which has pixels"))
-	case e.shardMiB < 1 || e.shardMiB > 1<<20:
-		return usage(fmt.Errorf("--shard-mib: %d; must be between 1 and %d", e.shardMiB, 1<<20))
 	}
-	if _, err := media.FFmpeg(); e.mp4 && err != nil {
+	if _, err := media.FFmpeg(); e.MP4 && err != nil {
 		return usage(fmt.Errorf("--mp4: %w", err))
 	}
-	folder := cmp.Or(e.out, run)
+	folder := cmp.Or(e.Out, run)
 	x, err := export.WriteDataset(c.Context(), conn.Bus, schemas.Run(run), export.DatasetOptions{
-		Format: e.format, Folder: folder, Bytes: e.shardMiB << 20, Latents: e.latents, MP4: e.mp4,
+		Format: e.Format, Folder: folder, Bytes: e.ShardMiB << 20, Latents: e.Latents, MP4: e.MP4,
 		Written: func(s export.Shard) {
 			fmt.Fprintf(c.ErrOrStderr(), "%s: %s, %s, %s\n", filepath.Join(folder, s.File),
 				present.Count(s.Groups, "group"), present.Count(s.Samples, "sample"), present.Size(s.Bytes))
@@ -327,7 +309,7 @@ func (e *exporter) writeShards(c *cobra.Command, conn *connection, run string) e
 	if err != nil {
 		return err
 	}
-	if err := e.printShards(c.OutOrStdout(), folder, x); err != nil || e.push == "" {
+	if err := e.printShards(c.OutOrStdout(), folder, x); err != nil || e.Push == "" {
 		return err
 	}
 	return e.pushShards(c, conn, folder, x)

@@ -45,7 +45,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			if err := r.check(); err != nil {
 				return err
 			}
-			if r.prompts.file != "" {
+			if r.prompts.File != "" {
 				return usage(errors.New("--prompts: given; must be absent: the images are the prompts, with their " +
 					"captions beside them"))
 			}
@@ -72,7 +72,7 @@ Exit status: 0 all groups are complete, 1 some are not, 2 wrong usage or every p
 			return r.start(c, captions)
 		},
 	}
-	addSection(c.Flags(), outputSection, r.output)
+	addSection(c.Flags(), outputSection, func(f *pflag.FlagSet) { r.output(f, "out") })
 	r.prompts.addFlags(c.Flags())
 	// The prompts are the images, and no sample gets a reward: hide the flags of prompts and rewards.
 	c.Flags().VisitAll(func(f *pflag.Flag) {
@@ -122,7 +122,7 @@ func (p *promptFlags) probabilityHasEffect() bool {
 // checkScheduledFlags refuses flags of scheduled sampling that others leave without effect. The records of a file have
 // settings of their own, so it checks none beside --prompts.
 func (p *promptFlags) checkScheduledFlags() error {
-	if p.file != "" {
+	if p.File != "" {
 		return nil
 	}
 	roll, ramp, reflex := p.scheduled.GivenValues(), p.ramp.GivenValues(), p.reflexflow.GivenValues()

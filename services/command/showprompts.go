@@ -47,14 +47,14 @@ Exit status: 0 all records can be published, 1 some cannot.`,
   meander prompts hf://datasets/ORG/NAME/train.parquet         # of the Hugging Face Hub
   meander prompts - --prompts-format csv < prompts.csv`,
 		RunE: func(c *cobra.Command, given []string) error {
-			d.file = given[0]
+			d.File = given[0]
 			if err := a.fetchPrompts(c.Context(), &d); err != nil {
 				return err
 			}
 			return a.showPrompts(c, &d, modelName, file)
 		},
 	}
-	d.addFileFlags(c.Flags())
+	d.bind().Register(c.Flags(), "prompts_format", "prompt_column")
 	c.Flags().IntVar(&d.choice.Limit, "limit", 0, "read this many records, not the whole file; 0: all")
 	c.Flags().StringVar(&modelName, "model", "",
 		"folder or name of a model, also of the Hugging Face Hub, to say which prompts are too long for it")
@@ -98,8 +98,8 @@ type promptTokens struct {
 // long for the model, give exit status 1.
 func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file string) (err error) {
 	out := &promptsRead{File: d.fileName(), Reasons: []string{}, First: []readPrompt{}, Whole: true}
-	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(d.format)) {
-		return usage(oneOf("prompts-format", d.format, wordsOf(formats)))
+	if formats := dataset.Formats(); !slices.Contains(formats, dataset.Format(d.Format)) {
+		return usage(oneOf("prompts-format", d.Format, wordsOf(formats)))
 	}
 	if d.choice.Limit < 0 {
 		return usage(fmt.Errorf("--limit: %d; must be at least 0", d.choice.Limit))
@@ -112,7 +112,7 @@ func (a *app) showPrompts(c *cobra.Command, d *datasetFlags, modelName, file str
 			return usage(fmt.Errorf("--model: %w", err))
 		}
 	}
-	d.skipBad = true
+	d.SkipBad = true
 	reader, done, err := d.openFile(c.InOrStdin(), checkRecord)
 	if err != nil {
 		return usage(err)

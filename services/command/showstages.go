@@ -9,6 +9,7 @@ import (
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 )
 
@@ -111,11 +112,14 @@ func printSample(out io.Writer, g *view.Group, l *view.Line) {
 		line("-> %s", l.Fix)
 	}
 	show := func(t *schemas.Trajectory, more ...view.Fact) {
-		rows := &present.Table{Indent: present.Indent}
-		for _, f := range append(more, view.FactsOf(t)...) {
-			rows.Row(strings.ToLower(f.Name), f.Value)
+		facts, widest := append(more, view.FactsOf(t)...), 0
+		for _, f := range facts {
+			widest = max(widest, present.Columns(f.Name))
 		}
-		rows.Print(out)
+		for _, f := range facts {
+			name := strings.Repeat(" ", present.Indent) + strings.ToLower(f.Name)
+			present.Field(out, 2*present.Indent+widest, name, boot.SafeOutput(f.Value, true))
+		}
 	}
 	stages := g.StagesOf(l.SampleIndex)
 	if t := g.Trajectory(l.SampleIndex); t != nil && len(stages) == 0 {

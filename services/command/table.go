@@ -267,12 +267,11 @@ func printLines(w io.Writer, r *results.Run) {
 	}
 }
 
-// notComplete returns an error with exit status 1 if the groups of a run, by their statuses, are not all complete; nil
-// if they are.
-func notComplete(statuses []string) error {
+// notComplete returns an error with exit status 1 if groups, by their status, are not all complete; nil if they are.
+func notComplete[G any](groups []G, status func(G) string) error {
 	counts, left := map[string]int{}, 0
-	for _, s := range statuses {
-		if s != schemas.StatusComplete {
+	for _, g := range groups {
+		if s := status(g); s != schemas.StatusComplete {
 			counts[s]++
 			left++
 		}
@@ -284,7 +283,7 @@ func notComplete(statuses []string) error {
 	for _, s := range sortedKeys(counts) {
 		parts = append(parts, fmt.Sprintf("%d %s", counts[s], cmp.Or(outcomes.Lacks(s), s)))
 	}
-	err := fmt.Errorf("%d of %s not complete: %s", left, present.Count(len(statuses), "group"),
+	err := fmt.Errorf("%d of %s not complete: %s", left, present.Count(len(groups), "group"),
 		strings.Join(parts, "; "))
 	return &exitError{status: exitFailed, err: err}
 }

@@ -134,10 +134,11 @@ func TestPrintRun_FailedScores(t *testing.T) {
 
 // A run that is not complete says why, by the statuses of its groups.
 func TestNotComplete(t *testing.T) {
-	if err := notComplete([]string{"complete", "complete"}); err != nil {
+	same := func(status string) string { return status }
+	if err := notComplete([]string{"complete", "complete"}, same); err != nil {
 		t.Error(err)
 	}
-	err := notComplete([]string{"complete", "filtered", "cancelled", "filtered"})
+	err := notComplete([]string{"complete", "filtered", "cancelled", "filtered"}, same)
 	exit, ok := errors.AsType[*exitError](err)
 	if !ok || exit.status != exitFailed || !strings.Contains(err.Error(),
 		"3 of 4 groups not complete: 1 cancelled; 2 left out because all rewards are equal") {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/auth"
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/models/tokenizer"
 	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/services/doctor"
@@ -68,7 +69,7 @@ The page does what the credentials of the command may.`,
 
 type pageFlags struct {
 	ui.Config
-	tokenizer string
+	Tokenizer string `key:"tokenizer" help:"folder of a language model, whose tokenizer shows tokens as text; default the model of the pipeline"`
 	// as is a file of credentials with whose rights the page acts; empty: with those of the command.
 	as string
 	// shown: the token is one of its own, which is printed.
@@ -78,16 +79,14 @@ type pageFlags struct {
 	wanted bool
 }
 
-// add adds the flags.
+// pageSettings are the fields that have flags.
+var pageSettings = []string{"listen", "host", "tokenizer", "admin"}
+
 func (p *pageFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&p.Listen, p.prefix+"listen", p.Listen,
-		"address of the page; beyond this machine it needs a token in "+pageToken)
-	f.StringArrayVar(&p.Hosts, p.prefix+"host", nil,
-		"name by which browsers reach the page, besides localhost and addresses in numbers; may be repeated")
-	f.StringVar(&p.tokenizer, p.prefix+"tokenizer", "",
-		"folder of a language model, whose tokenizer shows tokens as text; default the model of the pipeline")
-	f.BoolVar(&p.Admin, p.prefix+"admin", false,
-		"let the page give verdicts, tag, annotate and remove runs, and replay or drop dead letters")
+	set := fields.Bind("", p)
+	for _, name := range pageSettings {
+		set.As(f, name, p.prefix+name)
+	}
 }
 
 // resolveBeside is resolve for a command that serves the pipeline with this model. Flags of a page that is not wanted
@@ -96,7 +95,7 @@ func (p *pageFlags) resolveBeside(f *pflag.FlagSet, model string) error {
 	if p.wanted {
 		return p.resolve(model)
 	}
-	for _, name := range []string{"listen", "host", "tokenizer", "admin"} {
+	for _, name := range pageSettings {
 		if f.Changed(p.prefix + name) {
 			return usage(fmt.Errorf("--%s%s: given without the page; add --ui", p.prefix, name))
 		}
@@ -111,7 +110,7 @@ func (p *pageFlags) resolve(model string) error {
 	if err := p.Validate(); err != nil {
 		return usage(fmt.Errorf("--%s%w", p.prefix, err))
 	}
-	folder := cmp.Or(p.tokenizer, model)
+	folder := cmp.Or(p.Tokenizer, model)
 	if folder == "" {
 		return nil
 	}
@@ -121,7 +120,7 @@ func (p *pageFlags) resolve(model string) error {
 			p.Piece = t.Piece
 			return nil
 		}
-		if p.tokenizer != "" && (folder != p.tokenizer || !errors.Is(err, os.ErrNotExist)) {
+		if p.Tokenizer != "" && (folder != p.Tokenizer || !errors.Is(err, os.ErrNotExist)) {
 			return usage(fmt.Errorf("--%stokenizer: %w", p.prefix, err))
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/models/hub"
@@ -22,8 +21,10 @@ import (
 // verifyCommand makes the command 'meander verify'.
 func verifyCommand(a *app) *cobra.Command {
 	var run schemas.Run
-	var options verify.Options
-	var tolerance float64
+	options := verify.Options{Compute: models.Compute{Device: devices.Auto, DType: devices.Auto}}
+	var passes struct {
+		Tolerance float64 `key:"tolerance" range:"0.." help:"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more than 0 only to compare builds or backends"`
+	}
 	c := &cobra.Command{
 		Use:   "verify [RUN]",
 		Short: "recompute every stored log-prob with the model and compare",
@@ -57,10 +58,7 @@ they say nothing about the samples.`,
   meander verify demo --json
   meander verify demo --model ./base --model ./critic    # of a run of two checkpoints of your own
   meander verify demo --lane signs --uid 0000-a-red-sign-that-says-open`,
-		PreRunE: func(_ *cobra.Command, given []string) error {
-			return errors.Join(runArgument(&run, given), checkTolerance("tolerance", tolerance),
-				checkTolerance("engine-tolerance", options.EngineTolerance))
-		},
+		PreRunE: func(_ *cobra.Command, given []string) error { return runArgument(&run, given) },
 		RunE: a.withRun(&run, func(c *cobra.Command, conn *connection, _ []string) error {
 			out := c.ErrOrStderr()
 			options.Progress = func(n int) {
@@ -78,34 +76,38 @@ they say nothing about the samples.`,
 				}
 			}
 			report, err := verify.Run(c.Context(), conn.Bus, run, options)
-			if wrong, ok := errors.AsType[*verify.SettingError](err); ok {
-				return settingError(wrong)
-			}
-			if errors.Is(err, devices.ErrUnavailable) {
-				return usage(err)
-			}
-			if failed, ok := errors.AsType[*verify.ModelError](err); ok {
-				if len(options.Model) > 0 {
-					return usage(fmt.Errorf("--model: %w", failed))
-				}
-				return usage(fmt.Errorf("%w; name its folder with --model", failed))
-			}
 			if err != nil {
-				return err
+				return verifyError(err, len(options.Model) > 0)
 			}
-			return a.printVerify(c.OutOrStdout(), report, tolerance)
+			return a.printVerify(c.OutOrStdout(), report, passes.Tolerance)
 		}),
 	}
-	addVerifyFlags(c.Flags(), &run, &options, &tolerance)
+	nameFlag(c.Flags(), &run, "run", "", "run; default the latest")
+	nameFlag(c.Flags(), &options.Lane, "lane", "", "only trajectories of this lane")
+	nameFlag(c.Flags(), &options.UID, "uid", "", "only trajectories of this group")
+	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
+	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
+	fields.Bind("", &options.Compute).Register(c.Flags())
+	flagsOf(c, &options)
+	flagsOf(c, &passes)
 	return c
 }
 
-// checkTolerance refuses a tolerance that no difference could pass.
-func checkTolerance(flag string, most float64) error {
-	if most >= 0 {
-		return nil
+// verifyError makes a wrong request a usage error. named says that the models were named.
+func verifyError(err error, named bool) error {
+	if wrong, ok := errors.AsType[*verify.SettingError](err); ok {
+		return settingError(wrong)
 	}
-	return usage(fmt.Errorf("--%s: %v; must be a number of at least 0", flag, most))
+	failed, ofModel := errors.AsType[*verify.ModelError](err)
+	switch {
+	case ofModel && named:
+		return usage(fmt.Errorf("--model: %w", failed))
+	case ofModel:
+		return usage(fmt.Errorf("%w; name its folder with --model", failed))
+	case errors.Is(err, devices.ErrUnavailable):
+		return usage(err)
+	}
+	return err
 }
 
 // checkCompute checks how verify is to compute. Without --engine it refuses only what neither this program nor a worker
@@ -120,30 +122,6 @@ func checkCompute(o verify.Options) error {
 		return nil
 	}
 	return err
-}
-
-// addVerifyFlags adds the flags of 'meander verify', which set the run, the options and the largest difference that
-// passes.
-func addVerifyFlags(f *pflag.FlagSet, run *schemas.Run, o *verify.Options, tolerance *float64) {
-	nameFlag(f, run, "run", "", "run; default the latest")
-	f.StringArrayVar(&o.Model, "model", nil,
-		"model to recompute with: a folder, a name, or ORG/NAME[@REVISION] of the Hugging Face Hub; repeat it for "+
-			"each model of the run; default the models that its trajectories name")
-	nameFlag(f, &o.Lane, "lane", "", "only trajectories of this lane")
-	nameFlag(f, &o.UID, "uid", "", "only trajectories of this group")
-	f.StringVar(&o.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
-	f.Float64Var(&o.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
-	f.StringVar(&o.WeightsDir, "weights-dir", "", "shared folder with the transformers that were pushed by path")
-	engineFlag(f, &o.Engine, "none: this program does; default what the backend of the samples names")
-	f.StringVar(&o.Family, "family", "", "FILE.py:NAME of samples that a family or a pipeline of your own made")
-	o.Compute = models.Compute{Device: devices.Auto, DType: devices.Auto}
-	fields.Bind("", &o.Compute).Register(f)
-	f.Float64Var(tolerance, "tolerance", 0,
-		"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more "+
-			"than 0 only to compare builds or backends")
-	f.Float64Var(&o.EngineTolerance, "engine-tolerance", 0,
-		"largest difference that passes, of what a server drew; default by its precision: "+
-			"0.001 for fp32, 0.02 for fp16, 0.2 for bf16; for images 0.00001 for fp32, else 0.02")
 }
 
 // printVerify prints the report of 'meander verify'. A run that is not verified gives exit status 1.

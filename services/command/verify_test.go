@@ -63,8 +63,8 @@ func TestVerify(t *testing.T) {
 	expect(t, exitUsage, `RUN: "r1", and --run "r2"; give only one of them`, "verify", "r1", "--run", "r2")
 	expect(t, exitUsage, `--dtype: "f16"; must be auto, f32 or bf16`, "verify", "r1", "--dtype", "f16")
 	expect(t, exitUsage, `--dtype: "f8"; must be auto, f32 or bf16`, "verify", "r1", "--dtype", "f8")
-	expect(t, exitUsage, "--tolerance: NaN; must be a number of at least 0", "verify", "--tolerance", "nan")
-	expect(t, exitUsage, "--engine-tolerance: -1; must be a number", "verify", "--engine-tolerance", "-1")
+	expect(t, exitUsage, "--tolerance: NaN; must not be negative", "verify", "--tolerance", "nan")
+	expect(t, exitUsage, "--engine-tolerance: -1; must not be negative", "verify", "--engine-tolerance", "-1")
 	expect(t, exitUsage, `--lane: "a b"`, "verify", "--lane", "a b")
 	expect(t, exitFailed, "not verified: lane synthetic: 2 of the samples are of the model \"synthetic\"", "verify",
 		"--model", "synthetic-v")

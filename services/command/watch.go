@@ -45,7 +45,10 @@ type watcher struct {
 	run     schemas.Run
 	uid     schemas.UID
 	kinds   []string
-	count   int
+	Since   time.Duration `key:"since" range:"0s.." help:"begin with events of this long ago, e.g. 10m"`
+	All     bool          `key:"all" help:"begin with the oldest stored event, also without --run"`
+	Live    bool          `key:"live" help:"print new events only, also with --run or --uid"`
+	Count   int           `key:"count" range:"0.." help:"stop after this many events; 0: no limit"`
 	printed int
 	fresh   bool // without the stored events
 }
@@ -53,8 +56,6 @@ type watcher struct {
 // watchCommand makes the command 'meander watch'.
 func watchCommand(a *app) *cobra.Command {
 	w := &watcher{app: a}
-	var since time.Duration
-	var all, live bool
 	names := make([]string, len(watched))
 	for i, w := range watched {
 		names[i] = w.kind
@@ -75,20 +76,14 @@ streams, so it does not slow the pipeline down.`,
 					return usage(oneOf("kinds", k, names))
 				}
 			}
-			if w.count < 0 {
-				return usage(fmt.Errorf("--count: %d; must be at least 0 (0: no limit)", w.count))
-			}
-			if since < 0 {
-				return usage(fmt.Errorf("--since: %v; must not be negative", since))
-			}
 			return nil
 		},
 		RunE: a.withView(func(c *cobra.Command, conn *connection, _ []string) error {
 			from := bus.ReadOptions{}
 			switch named := w.run != "*" || w.uid != ""; {
 			case c.Flags().Changed("since"):
-				from.FromTime = time.Now().Add(-since)
-			case live || !named && !all:
+				from.FromTime = time.Now().Add(-w.Since)
+			case w.Live || !named && !w.All:
 				from.FromTime = time.Now()
 				w.fresh = true
 			}
@@ -100,10 +95,7 @@ streams, so it does not slow the pipeline down.`,
 	nameFlag(f, &w.run, "run", "*", "only this run")
 	nameFlag(f, &w.uid, "uid", "", "only this group")
 	f.StringSliceVar(&w.kinds, "kinds", names, "kinds of events to print")
-	f.DurationVar(&since, "since", 0, "begin with events of this long ago, e.g. 10m")
-	f.BoolVar(&all, "all", false, "begin with the oldest stored event, also without --run")
-	f.BoolVar(&live, "live", false, "print new events only, also with --run or --uid")
-	f.IntVar(&w.count, "count", 0, "stop after this many events; 0: no limit")
+	flagsOf(c, w)
 	c.MarkFlagsMutuallyExclusive("since", "all", "live")
 	return c
 }
@@ -203,7 +195,7 @@ func (w *watcher) print(m *bus.Message, out io.Writer) error {
 	if err := w.printEvent(out, a.Kind, m, line); err != nil {
 		return err
 	}
-	if w.printed++; w.count > 0 && w.printed >= w.count {
+	if w.printed++; w.Count > 0 && w.printed >= w.Count {
 		return errEnough
 	}
 	return nil

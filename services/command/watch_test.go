@@ -45,7 +45,7 @@ func TestWatch(t *testing.T) {
 		t.Errorf("printed %s", all)
 	}
 	expect(t, exitUsage, `--kinds: "stepp"; did you mean step?`, "watch", "--kinds", "stepp")
-	expect(t, exitUsage, "--count: -1; must be at least 0", "watch", "--count", "-1")
+	expect(t, exitUsage, "--count: -1; must not be negative", "watch", "--count", "-1")
 	expect(t, exitUsage, "--since: -5m0s; must not be negative", "watch", "--since", "-5m")
 	expect(t, exitUsage, `--uid: "a b"`, "watch", "--uid", "a b")
 	expect(t, exitUsage, `--run: "a b"`, "watch", "--run", "a b")

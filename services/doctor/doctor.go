@@ -48,31 +48,31 @@ type Finding struct {
 // Options say what is checked.
 type Options struct {
 	// Bus is a connection to the server; nil: there is none, and NoServer says why. Where names the server in texts.
-	Bus      *bus.Bus
-	NoServer error
-	Where    string
+	Bus      *bus.Bus `key:"-"`
+	NoServer error    `key:"-"`
+	Where    string   `key:"-"`
 	// Servers are the addresses (host:port) of a cluster's servers; each is dialled.
-	Servers []string
+	Servers []string `key:"-"`
 	// Empty says that there is no server because no store has been made yet.
-	Empty bool
+	Empty bool `key:"-"`
 	// Own says that this process opened the server itself, on a store that no other process serves.
-	Own bool
+	Own bool `key:"-"`
 	// Certificate is the certificate of the server, where the connection does not show it; nil: it has none.
-	Certificate *x509.Certificate
+	Certificate *x509.Certificate `key:"-"`
 	// DiskFree returns the free bytes of the server's disk; nil: it cannot be seen from this machine.
-	DiskFree func() (int64, error)
-	// Model and Device of the samplers on this machine, and the file of its reward functions; empty: not checked.
-	Model, Device, Scorers string
-	// Engine is torch or torch=ADDRESS where workers compute the model, with EngineKey as the token; else empty.
-	Engine, EngineKey string
-	// AllCounts has the counts of all runs compared with their events, not only those of the newest few.
-	AllCounts bool
+	DiskFree func() (int64, error) `key:"-"`
+	// What of this machine is checked; empty: not checked. EngineKey is the token of the workers of Engine.
+	Model     string        `key:"model" help:"model to check; default the one of the pipeline on the store, or of 'meander up'"`
+	Device    string        `key:"device" help:"device to check; default as for --model"`
+	Engine    string        `key:"engine" help:"torch or torch=ADDRESS where a worker computes the model; default as for --model"`
+	EngineKey string        `key:"-"`
+	Scorers   string        `key:"scorers" help:"YAML file of reward functions to check; default as for --model"`
+	AllCounts bool          `key:"all_counts" help:"compare the counts of all runs with their events; default the newest three"`
+	Timeout   time.Duration `key:"timeout" range:"(0.." help:"time limit of each check"`
 	// Version is the version of this program.
-	Version string
-	// Timeout bounds each check; default DefaultTimeout.
-	Timeout time.Duration
+	Version string `key:"-"`
 	// Now is the clock of this machine; default time.Now.
-	Now func() time.Time
+	Now func() time.Time `key:"-"`
 }
 
 // DefaultTimeout is how long one check may wait for others.
@@ -119,8 +119,7 @@ func Run(ctx context.Context, o Options, report func(Finding)) {
 	}
 	todo := areas
 	if o.Bus == nil {
-		todo = append([]area{{"server", false, false, reportNoServer}, {serverAreas(), false, false, reportUnchecked}},
-			localAreas()...)
+		todo = withoutServer()
 	}
 	found := make([]chan []Finding, len(todo))
 	for i, a := range todo {
@@ -185,28 +184,22 @@ func reportNoServer(_ context.Context, o *Options, say *notes) {
 const renewCertificate = "make a new certificate ('meander auth update DIR' for one of meander), and start the " +
 	"server again"
 
-// serverAreas names the areas that need a server, after "server" itself; localAreas returns the others.
-func serverAreas() string {
-	var names []string
+// withoutServer returns what is checked where there is no server: the areas of this machine. Of the others it is said
+// why not.
+func withoutServer() []area {
+	var asked []string
+	todo := []area{{"server", false, false, reportNoServer}, {}}
 	for _, a := range areas[1:] {
 		if a.server {
-			names = append(names, a.name)
+			asked = append(asked, a.name)
+		} else {
+			todo = append(todo, a)
 		}
 	}
-	return strings.Join(names, ", ")
-}
-
-func reportUnchecked(_ context.Context, _ *Options, say *notes) {
-	say.add(Unchecked, "", "there is no server to ask")
-}
-
-func localAreas() (out []area) {
-	for _, a := range areas {
-		if !a.server {
-			out = append(out, a)
-		}
-	}
-	return out
+	todo[1] = area{strings.Join(asked, ", "), false, false, func(_ context.Context, _ *Options, say *notes) {
+		say.add(Unchecked, "", "there is no server to ask")
+	}}
+	return todo
 }
 
 // askAdmin says who sees what this credential does not.

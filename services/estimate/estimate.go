@@ -225,7 +225,7 @@ func (p *Estimate) resolveStages(e *schemas.Prompt) error {
 		if err != nil {
 			return err
 		}
-		plan := a.Record().Stages
+		plan := a.Record.Stages
 		advantage = plan[0].Group.Advantage
 		for i := range plan {
 			if policies[i] == nil {

@@ -291,19 +291,19 @@ func (s *service) keepCheckpoint(ctx context.Context, run schemas.Run, p *schema
 
 // receipt returns the receipt of an accepted prompt.
 func (a *asked) receipt(warnings []string) *schemas.Receipt {
-	if a.record == nil {
+	if a.Record == nil {
 		return receiptOf(a.requests, warnings)
 	}
-	g, steps := &a.record.Group, int64(0)
-	for i := range a.record.Stages {
+	g, steps := &a.Record.Group, int64(0)
+	for i := range a.Record.Stages {
 		of := a.Shapes(i)
 		for k := 0; k < len(of) && !g.IsInteraction(g.Stages[i].Name); k++ {
 			r := receiptOf(of[k:k+1], nil)
-			steps += r.AllSteps() / r.Samples * a.record.GroupSize / g.Stages[i].Every * g.Rounds / int64(len(of))
+			steps += r.AllSteps() / r.Samples * a.Record.GroupSize / g.Stages[i].Every * g.Rounds / int64(len(of))
 		}
 	}
 	return &schemas.Receipt{
-		Accepted: true, Run: a.record.Run, UID: a.record.UID, Samples: a.record.GroupSize, TotalSteps: &steps,
+		Accepted: true, Run: a.Record.Run, UID: a.Record.UID, Samples: a.Record.GroupSize, TotalSteps: &steps,
 		SDEStepIndices: []int64{}, Warnings: warnings,
 	}
 }

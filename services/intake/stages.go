@@ -9,6 +9,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/interaction"
+	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/schemas"
@@ -20,27 +21,24 @@ type asked struct {
 	requests []*schemas.Request
 	// policies are those of the prompt's lane, or of the lane of each stage, nil where an interaction makes it.
 	policies []*schemas.Policy
-	// record has the plan of a prompt with stages; nil without.
-	record *schemas.GroupRecord
+	// Record has the plan of a prompt with stages; nil without.
+	Record *schemas.GroupRecord
 }
-
-// Record returns the record of a prompt with stages.
-func (a *asked) Record() *schemas.GroupRecord { return a.record }
 
 // policy returns that of the prompt's lane, or of the first stage's.
 func (a *asked) policy() *schemas.Policy { return a.policies[0] }
 
 // sizes returns how many bytes the steps of each sample take, of each stage in each round.
 func (a *asked) sizes() (list []int64) {
-	if a.record == nil {
+	if a.Record == nil {
 		for _, r := range a.requests {
 			list = append(list, r.StepBytes(a.policy()))
 		}
 		return list
 	}
-	for i := range a.record.Stages {
-		g, of := &a.record.Group, a.Shapes(i)
-		for k := range a.record.GroupSize / g.Stages[i].Every * g.Rounds {
+	for i := range a.Record.Stages {
+		g, of := &a.Record.Group, a.Shapes(i)
+		for k := range a.Record.GroupSize / g.Stages[i].Every * g.Rounds {
 			size := int64(0) // of an interaction
 			if a.policies[i] != nil {
 				size = of[k%int64(len(of))].StepBytes(a.policies[i])
@@ -54,12 +52,12 @@ func (a *asked) sizes() (list []int64) {
 // Shapes returns stage i as the requests that differ in more than seeds and texts: its own, or those of the leaves of
 // its tree. As many samples of the stage have each.
 func (a *asked) Shapes(i int) (list []*schemas.Request) {
-	s := &a.record.Group.Stages[i]
+	s := &a.Record.Group.Stages[i]
 	if s.Tree == nil {
-		return []*schemas.Request{&a.record.Stages[i]}
+		return []*schemas.Request{&a.Record.Stages[i]}
 	}
 	for leaf := range s.Tree.Leaves() {
-		r := new(a.record.Stages[i])
+		r := new(a.Record.Stages[i])
 		r.SampleIndex = leaf * s.Every
 		stages.StartAtParent(r, s.Tree, s.Every)
 		list = append(list, r)
@@ -77,7 +75,7 @@ func (a *asked) stepBytes() (bytes int64) {
 
 // claims returns the record that claims the prompt's uid.
 func (a *asked) claims() (record *schemas.GroupRecord, err error) {
-	if record = a.record; record == nil {
+	if record = a.Record; record == nil {
 		record, err = a.requests[0].Record()
 	}
 	if err != nil {
@@ -134,7 +132,7 @@ func stageKinds(policies []*schemas.Policy) []string {
 
 // stageRewards returns which of the prompt's reward functions are resolved as those of each stage: the last one that
 // they may judge. If the prompt names none, the default functions are of the last stage that a lane makes. An error
-// names a function that no stage is for.
+// names a function that no stage is for, or is that of stages.Check.
 func stageRewards(p *schemas.Prompt, policies []*schemas.Policy) (by [][]int, last int, err error) {
 	by = make([][]int, len(p.Stages))
 	for i, policy := range policies {
@@ -157,7 +155,7 @@ func stageRewards(p *schemas.Prompt, policies []*schemas.Policy) (by [][]int, la
 		at := may[len(may)-1]
 		by[at] = append(by[at], k)
 	}
-	return by, last, errors.Join(errs...)
+	return by, last, errors.Join(append(errs, stages.Check(p, stageKinds(policies)))...)
 }
 
 // judgedStages returns the stages that a reward function may judge, in order: the one that it names, or all whose
@@ -211,7 +209,7 @@ func (s *service) findStages(ctx context.Context, run schemas.Run, p *schemas.Pr
 		}
 	}
 	by, last, err := stageRewards(p, policies)
-	if err := errors.Join(err, stages.Check(p, stageKinds(policies))); err != nil {
+	if err != nil {
 		return nil, wait{}, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	for i, policy := range policies {
@@ -266,8 +264,8 @@ func (s *service) resolveStages(ctx context.Context, m *bus.Message, run schemas
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
 	}
-	for i := range a.record.Stages {
-		if err := s.checkBranch(ctx, &a.record.Stages[i], policies[i]); err != nil {
+	for i := range a.Record.Stages {
+		if err := s.checkBranch(ctx, &a.Record.Stages[i], policies[i]); err != nil {
 			return nil, inStage(i, err)
 		}
 	}
@@ -278,7 +276,7 @@ func (s *service) resolveStages(ctx context.Context, m *bus.Message, run schemas
 // is resolved as a prompt of its own.
 func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Policy, o Origin) (*asked, error) {
 	by, last, err := stageRewards(p, policies)
-	if err = errors.Join(err, stages.Check(p, stageKinds(policies))); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	rewards := make([]schemas.RewardSpec, len(p.Reward))
@@ -357,16 +355,39 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 	return askStages(run, p, policies, plan)
 }
 
+// checkStageFiles returns an error for a condition of a type that the stage which it names does not make.
+func checkStageFiles(p *schemas.Prompt, policies []*schemas.Policy, plan []schemas.Request) error {
+	for i := range plan {
+		for _, c := range plan[i].Conditions {
+			at := slices.IndexFunc(p.Stages, func(s schemas.StageSpec) bool { return s.Name == c.Stage })
+			if at < 0 {
+				continue
+			}
+			media := mediaOf(lanePrompt(p, at), policies[at])
+			video := slices.Contains(media, scorer.MediumVideo)
+			if !video && (c.Type == schemas.KindVideo || !slices.Contains(media, scorer.MediumImage)) ||
+				c.Type == model.InputAudio {
+				return fmt.Errorf("stages[%d].conditions: %s: type: %q; stage %s makes none", i, c.Name, c.Type,
+					c.Stage)
+			}
+		}
+	}
+	return nil
+}
+
 // askStages returns the record of a group with a plan, and the requests of its first stage.
 func askStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Policy,
 	plan []schemas.Request,
 ) (*asked, error) {
+	if err := checkStageFiles(p, policies, plan); err != nil {
+		return nil, err
+	}
 	record := &schemas.GroupRecord{
 		Run: run, UID: p.UID, GroupSize: p.Samples(), Prompt: p.Prompt, Lane: plan[0].Lane,
 		BaseDigest: plan[0].BaseDigest, ScheduleDigest: plan[0].ScheduleDigest, Stages: plan, Seed: p.Seed,
 		Group: plan[0].Group,
 	}
-	a := &asked{policies: policies, record: record}
+	a := &asked{policies: policies, Record: record}
 	for _, at := range stages.First(&record.Group, record.GroupSize) {
 		r, err := stages.Request(record, at, nil, nil)
 		if err != nil {

@@ -52,7 +52,7 @@ func TestResolveStages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &a.record.Group
+	g := &a.Record.Group
 	if s := g.Stages; g.Reward[0].Stage != "" || g.Rounds != 1 || len(s) != 3 ||
 		!slices.Equal(s[0].JudgedBy, []string{"confidence"}) || !slices.Equal(s[1].JudgedBy, []string{"glyph"}) {
 		t.Errorf("rewards %+v of stages %+v", g.Reward, g.Stages)
@@ -72,12 +72,12 @@ func TestResolveStages(t *testing.T) {
 		t.Errorf("receipt %+v", r)
 	}
 	again, err := resolveStaged(staged())
-	if err != nil || again.record.PromptDigest != a.record.PromptDigest {
+	if err != nil || again.Record.PromptDigest != a.Record.PromptDigest {
 		t.Errorf("the same prompt has another digest: %v", err)
 	}
 	other := staged()
 	other.Stages[1].Prompt += "!"
-	if again, err = resolveStaged(other); err != nil || again.record.PromptDigest == a.record.PromptDigest {
+	if again, err = resolveStaged(other); err != nil || again.Record.PromptDigest == a.Record.PromptDigest {
 		t.Errorf("another template has the same digest: %v", err)
 	}
 }
@@ -102,7 +102,7 @@ func TestResolveStages_Judged(t *testing.T) {
 	for i, want := range [][]string{
 		{"confidence"}, {"glyph", "external:human"}, nil, nil, {"glyph", "external:human", "jpeg_compressibility"},
 	} {
-		if got := a.record.Group.Stages[i].JudgedBy; !slices.Equal(got, want) {
+		if got := a.Record.Group.Stages[i].JudgedBy; !slices.Equal(got, want) {
 			t.Errorf("stage %d is judged by %v, want %v", i, got, want)
 		}
 	}
@@ -116,7 +116,7 @@ func TestResolveStages_Judged(t *testing.T) {
 	if a, err = ResolveStages("r", p, policies, o); err != nil {
 		t.Fatal(err)
 	}
-	if s := a.record.Group.Stages; len(s[1].JudgedBy) != 1 || len(s[4].JudgedBy) != 1 || len(s[0].JudgedBy) != 0 {
+	if s := a.Record.Group.Stages; len(s[1].JudgedBy) != 1 || len(s[4].JudgedBy) != 1 || len(s[0].JudgedBy) != 0 {
 		t.Errorf("default functions judge %+v", s)
 	}
 }

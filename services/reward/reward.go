@@ -33,6 +33,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -271,7 +272,8 @@ func (s *service) fail(ctx context.Context, m *bus.Message, cause error) error {
 		return nil // it names no sample, so only the dead letter remains
 	}
 	if len(t.Group.Stages) > 0 {
-		_, err := s.endSamples(ctx, []bus.Made{{Trajectory: &t, Seq: m.Seq}}, t.Place(), cause)
+		_, err := s.endSamples(ctx, []bus.Made{{Trajectory: &t, Seq: m.Seq}}, t.Place(),
+			&stages.Fault{Stage: t.Stage, Err: cause})
 		return err
 	}
 	return s.publish(ctx, failed(&t, m.Seq, cause.Error()))

@@ -48,11 +48,14 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 		return delay{}, s.finish(ctx, m, r)
 	}
 	if t.StopReason != schemas.StopCompleted {
-		of := "trajectory"
-		if len(t.Group.Stages) > 0 {
-			of = fmt.Sprintf("stage %s: trajectory", t.Stage)
+		why := fmt.Sprintf("trajectory %s: %s", t.StopReason, t.Error)
+		switch {
+		case t.StopReason == "": // no later stage can be asked for
+			why = t.Error
+		case len(t.Group.Stages) > 0:
+			why = fmt.Sprintf("stage %s: %s", t.Stage, why)
 		}
-		return delay{}, s.finish(ctx, m, failed(t, seq, fmt.Sprintf("%s %s: %s", of, t.StopReason, t.Error)))
+		return delay{}, s.finish(ctx, m, failed(t, seq, why))
 	}
 	if m.scores == nil {
 		m.scores = make([]*scored, len(t.Group.Reward))
@@ -117,7 +120,9 @@ func whyNotJudged(t *schemas.Trajectory, spec *schemas.RewardSpec) error {
 
 // finish publishes the reward of a sample and notes in m that it is done.
 func (s *service) finish(ctx context.Context, m *memo, r *schemas.Reward) error {
-	r.Stages = stagesOf(m.ran)
+	for _, x := range m.ran {
+		r.Stages = append(r.Stages, x.AsStage(x.Seq))
+	}
 	if err := s.publish(ctx, r); err != nil {
 		return err
 	}

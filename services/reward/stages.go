@@ -134,7 +134,7 @@ func (s *service) endSamples(ctx context.Context, path []bus.Made, at stages.Pla
 	last := path[len(path)-1]
 	if cause != nil {
 		last.Trajectory = new(*last.Trajectory)
-		last.StopReason, last.Error = schemas.StopFailed, cause.Error()
+		last.StopReason, last.Error = "", cause.Error()
 		path = append(path[:len(path)-1:len(path)-1], last) // that of the caller stays
 	}
 	from, to := stages.Leaves(&last.Group, at)
@@ -149,14 +149,6 @@ func (s *service) endSamples(ctx context.Context, path []bus.Made, at stages.Pla
 		}
 	}
 	return longest, nil
-}
-
-// stagesOf returns what a reward says of the stages that ran for its sample.
-func stagesOf(path []bus.Made) (list []schemas.StageScored) {
-	for _, x := range path {
-		list = append(list, x.AsStage(x.Seq))
-	}
-	return list
 }
 
 // standsFor returns the trajectory that stands for a sample that has ended, and its sequence; nil: it has not.

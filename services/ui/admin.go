@@ -185,10 +185,6 @@ func (s *server) dropLetter(q *query) (any, error) {
 	})
 }
 
-func (s *server) readFindings(ctx context.Context) (*checked, error) {
-	return &checked{s.cfg.Doctor(ctx), time.Now().UnixMilli()}, ctx.Err()
-}
-
 // maxBody is how many bytes an action of the page may have, bodyTimeout how long a browser may take to send them.
 const maxBody, bodyTimeout = 32 << 10, 10 * time.Second
 

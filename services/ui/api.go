@@ -28,7 +28,7 @@ func badRequest(format string, args ...any) error {
 }
 
 // query is a request with the names and numbers in it. Its first fault is kept, and is the answer: it ends the context
-// of the request, so that nothing is read for it.
+// of the request, so that nothing is read for it. What is wrong is read as if it was not there.
 type query struct {
 	*http.Request
 	refuse context.CancelFunc
@@ -47,6 +47,7 @@ func token[T ~string](q *query, name string) T {
 	v := T(cmp.Or(q.PathValue(name), q.FormValue(name)))
 	if err := schemas.CheckToken(name, v); err != nil {
 		q.fault("%v", err)
+		return ""
 	}
 	return v
 }
@@ -64,6 +65,7 @@ func (q *query) number(name string, def, least, most int) int {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < least || n > most {
 		q.fault("%s: %q; must be a number from %d to %d", name, text, least, most)
+		return def
 	}
 	return n
 }
@@ -75,6 +77,7 @@ func (q *query) sample() (index int64, stage schemas.Stage) {
 	stage = schemas.Stage(of)
 	if err != nil || index < 0 || index >= schemas.MaxGroupSize || staged && schemas.CheckToken("stage", stage) != nil {
 		q.fault("that is not the index of a sample")
+		return 0, ""
 	}
 	return index, stage
 }
@@ -83,6 +86,7 @@ func (q *query) letter() uint64 {
 	id, err := strconv.ParseUint(q.PathValue("id"), 10, 64)
 	if err != nil || id == 0 {
 		q.fault("that is not the number of a dead letter")
+		return 0
 	}
 	return id
 }

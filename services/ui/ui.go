@@ -41,22 +41,19 @@ var page embed.FS
 
 // Config are the settings of a page.
 type Config struct {
-	// Listen is the address, host:port. A host beyond this machine needs a Token.
-	Listen string
-	// Hosts are names by which browsers may reach the page, besides localhost and addresses in numbers.
-	Hosts []string
+	Listen string   `key:"listen" help:"address of the page, host:port; beyond this machine it needs a token in MEANDER_UI_TOKEN"`
+	Hosts  []string `key:"host" help:"name by which browsers reach the page, besides localhost and addresses in numbers"`
+	Admin  bool     `key:"admin" help:"let the page give verdicts, tag, annotate and remove runs, and replay or drop dead letters"`
 	// Token is what browsers must give, see signIn; empty: nothing.
-	Token string
+	Token string `key:"-"`
 	// Where names the server of the pipeline for people.
-	Where string
+	Where string `key:"-"`
 	// Piece returns the text of a token; nil: the page shows numbers.
-	Piece func(id int32) string
+	Piece func(id int32) string `key:"-"`
 	// Again says how a run is made again; nil: the page does not say it.
-	Again func(schemas.Run, []view.Given, bool) *view.Again
-	// Admin lets the page give verdicts, tag, annotate and remove runs, and replay or drop dead letters.
-	Admin bool
+	Again func(schemas.Run, []view.Given, bool) *view.Again `key:"-"`
 	// Doctor checks the whole pipeline and returns the findings of package doctor; nil: the page makes no checks.
-	Doctor func(context.Context) any
+	Doctor func(context.Context) any `key:"-"`
 }
 
 // DefaultConfig returns settings for a page on this machine.
@@ -129,7 +126,9 @@ func Serve(ctx context.Context, b *bus.Bus, c Config, log zerolog.Logger, listen
 	}
 	defer s.view.Close()
 	defer s.sweeps.Wait() // it ends with ctx
-	s.findings.Read = s.readFindings
+	s.findings.Read = func(ctx context.Context) (*checked, error) {
+		return &checked{c.Doctor(ctx), time.Now().UnixMilli()}, ctx.Err()
+	}
 	h := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 32 << 10,
 		BaseContext: func(net.Listener) context.Context { return ctx },

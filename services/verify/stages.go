@@ -131,14 +131,7 @@ func pathTo(record *schemas.GroupRecord, stored map[schemas.Place]bus.Made, at s
 	if g.StageIndex(at.Stage) < 0 {
 		return nil, nil, fmt.Errorf("stage %s: not one of the group's stages", at.Stage)
 	}
-	next := stages.First(g, record.GroupSize)
 	for _, place := range stages.Path(g, at.SampleIndex, at.Stage) {
-		if !slices.Contains(next, place) {
-			if n := len(before); n > 0 {
-				return nil, nil, fmt.Errorf("stage %s: the sample ended with stage %s", at.Stage, before[n-1].Stage)
-			}
-			break
-		}
 		if place == at {
 			return before, nil, nil
 		}
@@ -146,7 +139,9 @@ func pathTo(record *schemas.GroupRecord, stored map[schemas.Place]bus.Made, at s
 		if t == nil {
 			return nil, &place, nil
 		}
-		before, next = append(before, t), stages.Next(g, t)
+		if before = append(before, t); len(stages.Next(g, t)) == 0 {
+			return nil, nil, fmt.Errorf("stage %s: the sample ended with stage %s", at.Stage, t.Stage)
+		}
 	}
 	return nil, nil, fmt.Errorf("sample_index: %d; must be that of a sample of stage %s", at.SampleIndex, at.Stage)
 }

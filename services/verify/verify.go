@@ -48,34 +48,29 @@ import (
 
 // Options choose the trajectories, and what they are recomputed with.
 type Options struct {
-	// Model are folders or names of models; none: those that the trajectories name. Each trajectory is recomputed with
-	// the one that has its weights, otherwise with that of its lane.
-	Model []string
+	// Each trajectory is recomputed with the model that has its weights, otherwise with that of its lane.
+	Model []string `key:"model" help:"model to recompute with: a folder, a name, or ORG/NAME[@REVISION] of the Hugging Face Hub, once for each model of the run; default the models that its trajectories name"`
 	// Open is how the model is opened: the adapter that the samples were made with. It is for runs of one model.
-	Open model.Options
+	Open model.Options `key:"-"`
 	// Lane and UID choose the trajectories of one lane, or of one group; empty: all.
-	Lane schemas.Lane
-	UID  schemas.UID
-	// WeightsDir is the folder with the files of weights that were pushed by path; empty: none.
-	WeightsDir string
+	Lane       schemas.Lane `key:"-"`
+	UID        schemas.UID  `key:"-"`
+	WeightsDir string       `key:"weights_dir" help:"shared folder with the transformers that were pushed by path"`
 	// Compute chooses the device to compute on; the zero value is auto.
-	Compute models.Compute
-	// Engine is torch or torch=ADDRESS where a worker computes, with EngineKey as the token; EngineNone: this program
-	// does; empty: what the backend of the first sample names.
-	Engine, EngineKey string
-	// Family is FILE.py:NAME for workers that are started, where the samples were made by a family of one's own.
-	Family string
+	Compute models.Compute `key:"-"`
+	// EngineKey is the token of the workers of Engine; EngineNone: this program computes.
+	Engine    string `key:"engine" help:"torch or torch=ADDRESS where a worker computes the model; none: this program does; default what the backend of the samples names"`
+	EngineKey string `key:"-"`
+	Family    string `key:"family" help:"FILE.py:NAME of samples that a family or a pipeline of your own made"`
 	// Log is told what happens to a worker.
-	Log zerolog.Logger
+	Log zerolog.Logger `key:"-"`
 	// Models are the known families of image models; empty: those of this project.
-	Models model.Registry
+	Models model.Registry `key:"-"`
 	// Languages are the known families of language models; empty: those of this project.
-	Languages lm.Registry
-	// EngineTolerance is how far what a server drew may be from what is computed here; 0: DefaultEngineTolerance, more
-	// for a server that computes in fewer bits, and less for images in float32.
-	EngineTolerance float64
+	Languages       lm.Registry `key:"-"`
+	EngineTolerance float64     `key:"engine_tolerance" range:"0.." help:"largest difference that passes, of what a server drew; default by its precision: 0.001 for fp32, 0.02 for fp16, 0.2 for bf16; for images 0.00001 for fp32, else 0.02"`
 	// Progress is called after each trajectory with how many are done; it may be nil.
-	Progress func(trajectories int)
+	Progress func(trajectories int) `key:"-"`
 }
 
 // EngineNone has this program compute what a worker made.

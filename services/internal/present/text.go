@@ -95,7 +95,10 @@ func Field(out io.Writer, columns int, name, text string) {
 }
 
 func field(name, text string, columns, width int) string {
-	return strings.TrimRight(Pad(name, columns, false)+Wrap(text, max(width, 3*columns), columns), " ")
+	if columns+Columns(text) > width { // else its blanks stay
+		text = Wrap(text, max(width, 3*columns), columns)
+	}
+	return strings.TrimRight(Pad(name, columns, false)+text, " ")
 }
 
 // Terms lays out terms, each with its text beside it, or below it where the term is long.

@@ -69,7 +69,11 @@ async function call(method, path, body) {
 export const api = (...parts) => parts.map((p) => encodeURIComponent(p)).join("/");
 
 // media is the address of an image, a video or a state of a sample; a file may lack it.
-export const media = (...parts) => (stored ? stored.media[api(...parts)] : "/media/" + api(...parts));
+export const media = (...parts) => {
+  const at = api(...parts);
+  if (!stored) return "/media/" + at;
+  return stored.media[stored.media[at]] ?? stored.media[at]; // a file that is there twice is stored once
+};
 
 // condition is the address of a file that a network was given: in a file one for all samples of a group, or a stage's.
 export const condition = (run, uid, place, i) =>
