@@ -3,6 +3,7 @@ package intake
 import (
 	"fmt"
 	"math"
+	"slices"
 	"sort"
 	"strings"
 
@@ -14,21 +15,16 @@ const resultMetrics = 256
 
 // checkResultSize refuses a group if its result, or the result of its batch, could not be stored: an event has at
 // most limit bytes and schemas.MaxElements values. It encodes the largest result that is possible. The error says how
-// large the group or the batch may be.
-func checkResultSize(r *schemas.Request, limit int) error {
-	trained := 0
-	if valueOr(r.Group.Advantage.Gamma, 1) != 1 { // otherwise one advantage stands for all steps
-		trained = len(r.StochasticSteps())
-		if r.Text != nil {
-			trained = int(min(r.Text.Answers()*r.Text.MaxNewTokens, schemas.MaxTokens))
-		}
-	}
-	group := func(n int) bool { return storable(largestResult(r, n, trained), limit) }
+// large the group or the batch may be. plan has the requests of sample 0: one, or one for each stage.
+func checkResultSize(plan []schemas.Request, limit int) error {
+	r := &plan[0]
+	group := func(n int) bool { return storable(largestResult(plan, n), limit) }
 	if n := int(r.GroupSize); !group(n) {
 		each := ""
-		if trained > 0 {
-			each = fmt.Sprintf(" where each sample has %d advantages, one per trained step, or token (gamma below 1)",
-				trained)
+		if steps := trainedSteps(r); len(r.Group.Stages) > 0 {
+			each = " with these stages"
+		} else if steps > 0 {
+			each = fmt.Sprintf(" where each sample has %d advantages, one per trained step, or token (gamma below 1)", steps)
 		}
 		return fmt.Errorf("group_size: %d; must be at most %d%s: the result is one event", n,
 			largestFitting(n, group), each)
@@ -48,6 +44,24 @@ func checkResultSize(r *schemas.Request, limit int) error {
 	return nil
 }
 
+// trainedSteps returns how many advantages a sample of a request has at most, one for each trained step or token; 0: one
+// stands for all.
+func trainedSteps(r *schemas.Request) int {
+	switch {
+	case valueOr(r.Group.Advantage.Gamma, 1) == 1 && !slices.ContainsFunc(r.Group.Stages, hasTree(r.Stage)):
+		return 0
+	case r.Text != nil:
+		return int(min(r.Text.Answers()*r.Text.MaxNewTokens, schemas.MaxTokens))
+	default:
+		return len(r.StochasticSteps())
+	}
+}
+
+// hasTree reports whether a stage has the name and branch trees.
+func hasTree(name schemas.Stage) func(schemas.GroupStage) bool {
+	return func(s schemas.GroupStage) bool { return s.Name == name && s.Tree != nil }
+}
+
 // largestFitting returns the largest number below n that fits.
 func largestFitting(n int, fits func(int) bool) int {
 	return sort.Search(n, func(k int) bool { return !fits(k + 1) })
@@ -63,10 +77,9 @@ func storable(e schemas.Event, limit int) bool {
 var longest = strings.Repeat("x", schemas.MaxToken)
 
 // largestResult returns an advantage event at least as large as that of any group of n samples: each number takes the
-// most bytes, each text has the longest length. trained is the number of advantages of each sample, 0: one.
-func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
-	x := new(math.Pi)
-	steps := make([]float64, trained)
+// most bytes, each text has the longest length. plan is that of checkResultSize.
+func largestResult(plan []schemas.Request, n int) *schemas.Advantage {
+	x, r := new(math.Pi), &plan[0]
 	a := &schemas.Advantage{
 		Run: schemas.Run(longest), UID: schemas.UID(longest), Batch: longest, Status: longest,
 		GroupSize: math.MaxInt64, Members: make([]schemas.Member, n),
@@ -81,11 +94,31 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 	for i := range a.Members {
 		a.Members[i] = schemas.Member{
 			SampleIndex: math.MaxInt64, Reward: x, Advantage: x, Status: schemas.StatusMissing,
-			TrajectorySeq: math.MaxUint64, StepAdvantages: steps,
+			TrajectorySeq: math.MaxUint64,
 		}
-		if r.Text != nil {
+		if slices.ContainsFunc(plan, func(r schemas.Request) bool { return r.Text != nil }) {
 			a.Members[i].Tokens = new(int64(math.MaxInt64))
 		}
+		if len(r.Group.Stages) == 0 {
+			a.Members[i].StepAdvantages = make([]float64, trainedSteps(r))
+		}
+	}
+	for i, s := range r.Group.Stages {
+		for round := range max(r.Group.Rounds, 1) {
+			ran := schemas.StageResult{
+				Stage: s.Name.Token(round + 1), SampleIndex: math.MaxInt64, TrajectorySeq: math.MaxUint64,
+			}
+			for k := range a.Members {
+				a.Members[k].Stages = append(a.Members[k].Stages, ran)
+			}
+		}
+		if s.Trains() {
+			a.Credits = append(a.Credits, largestCredits(s, &plan[i], n)...)
+		}
+	}
+	if len(r.Group.Credit) > 0 {
+		s := schemas.GroupStage{Name: schemas.StageMain, Every: 1, Credit: r.Group.Credit}
+		a.Credits = largestCredits(s, r, n)
 	}
 	if r.Group.Tree != nil { // a binary tree has the most branch points, n - 1
 		a.BranchScope = longest
@@ -98,6 +131,25 @@ func largestResult(r *schemas.Request, n, trained int) *schemas.Advantage {
 		}
 	}
 	return a
+}
+
+// largestCredits returns the largest credits of the tracks of a stage, in a group of n samples; see largestResult.
+func largestCredits(s schemas.GroupStage, r *schemas.Request, n int) []schemas.Credit {
+	tracks := map[string]bool{}
+	for _, share := range s.Credit {
+		tracks[share.Track] = true
+	}
+	c := schemas.Credit{
+		Stage: s.Name, Track: longest, Every: math.MaxInt64,
+		Values: slices.Repeat([]*float64{new(math.Pi)}, n/int(s.Every)),
+	}
+	if steps, rounds := trainedSteps(r), max(r.Group.Rounds, 1); steps > 0 {
+		of := schemas.CreditSteps{
+			Stage: s.Name.Token(rounds), SampleIndex: math.MaxInt64, Advantages: make([]float64, steps),
+		}
+		c.Steps = slices.Repeat([]schemas.CreditSteps{of}, len(c.Values)*int(rounds))
+	}
+	return slices.Repeat([]schemas.Credit{c}, max(len(tracks), 1))
 }
 
 // largestBatch returns a batch event at least as large as that of any batch of n groups; see largestResult.

@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/meander-rl/meander/schemas"
 )
 
 // sized is the first request of a group of n samples with so many trained steps, each
 // with an advantage of its own where gamma is below 1.
-func sized(t *testing.T, n, steps int64, gamma float64, change func(*schemas.Prompt)) *schemas.Request {
+func sized(t *testing.T, n, steps int64, gamma float64, change func(*schemas.Prompt)) []schemas.Request {
 	t.Helper()
 	p := &schemas.Prompt{
 		UID: "u", Prompt: "a", GroupSize: &n, ImageSettings: schemas.ImageSettings{NumInferenceSteps: &steps},
@@ -20,7 +21,7 @@ func sized(t *testing.T, n, steps int64, gamma float64, change func(*schemas.Pro
 	if change != nil {
 		change(p)
 	}
-	return resolved(t, p)[0]
+	return []schemas.Request{*resolved(t, p)[0]}
 }
 
 func TestFits_Group(t *testing.T) {
@@ -46,11 +47,11 @@ func TestFits_Group(t *testing.T) {
 		}
 	}
 	r := sized(t, 64, 10, 0.9, nil)
-	r.Text = &schemas.TextRequest{MaxNewTokens: 1000}
+	r[0].Text = &schemas.TextRequest{MaxNewTokens: 1000}
 	if err := checkResultSize(r, payload); err != nil {
 		t.Errorf("1000 tokens: %v", err)
 	}
-	r.Text.Interaction = &schemas.Interaction{MaxTurns: new(int64(3))}
+	r[0].Text.Interaction = &schemas.Interaction{MaxTurns: new(int64(3))}
 	if err := checkResultSize(r, payload); err == nil ||
 		!strings.Contains(err.Error(), "group_size: 64; must be at most 21 where each sample has 3000 advantages") {
 		t.Errorf("three answers of 1000 tokens: got %v", err)
@@ -87,6 +88,38 @@ func TestFits_Batch(t *testing.T) {
 		if test.want == "" && err != nil || test.want != "" &&
 			(err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%d groups, %d rounds: got %v; want %q", test.groups, test.rounds, err, test.want)
+		}
+	}
+}
+
+// The result of a group with stages names what ran of each, and has advantages of each that is trained.
+func TestFits_Stages(t *testing.T) {
+	const payload = 1<<20 - 8<<10
+	for _, test := range []struct {
+		n, rounds, steps int64
+		gamma            float64
+		want             string
+	}{
+		{n: 1024, rounds: 1, steps: 10, gamma: 1},
+		{n: 1024, rounds: 6, steps: 10, gamma: 1, want: "group_size: 1024; must be at most 6"},
+		{n: 1024, rounds: 1, steps: 60, gamma: 0.9, want: "group_size: 1024; must be at most 5"},
+		{n: 256, rounds: 1, steps: 60, gamma: 0.9},
+		{n: 256, rounds: 4, steps: 60, gamma: 0.9, want: "group_size: 256; must be at most 1"},
+	} {
+		p := staged()
+		p.GroupSize, p.Rounds, p.Advantage.Gamma = &test.n, &test.rounds, &test.gamma
+		p.Stages = p.Stages[:2]
+		p.Stages[1].Children, p.Stages[1].NumInferenceSteps = nil, &test.steps
+		p.Batch, p.Advantage.Estimator = &schemas.BatchSpec{ID: "b", Groups: 1}, "reinforce_plus_plus"
+		a, err := ResolveStages("r", p, []*schemas.Policy{textLane(), qwen()}, Origin{Seq: 7, Created: time.Unix(100, 0)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = checkResultSize(a.Record.Stages, payload)
+		if test.want == "" && err != nil || test.want != "" &&
+			(err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "with these stages")) {
+			t.Errorf("%d samples, %d rounds of %d steps, gamma %g: got %v; want %q", test.n, test.rounds, test.steps,
+				test.gamma, err, test.want)
 		}
 	}
 }

@@ -260,7 +260,7 @@ func (s *service) resolve(
 	requests, err := Resolve(run, p, policy,
 		Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
 	if err == nil {
-		err = checkResultSize(requests[0], s.bus.MaxInline())
+		err = checkResultSize([]schemas.Request{*requests[0]}, s.bus.MaxInline())
 	}
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)

@@ -259,7 +259,7 @@ func (s *service) resolveStages(ctx context.Context, m *bus.Message, run schemas
 	a, err := ResolveStages(run, q, policies,
 		Origin{Seq: m.Seq, Created: m.Time, Reward: s.cfg.Reward, ExternalWait: s.cfg.ExternalWait})
 	if err == nil {
-		err = checkResultSize(a.requests[0], s.bus.MaxInline())
+		err = checkResultSize(a.Record.Stages, s.bus.MaxInline())
 	}
 	if err != nil {
 		return nil, bus.Terminal(schemas.CodeInvalid, err)
