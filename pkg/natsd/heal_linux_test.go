@@ -5,6 +5,8 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -43,6 +45,35 @@ func fill(t *testing.T, dir string, leave uint64) (ballast string) {
 		t.Fatal(err)
 	}
 	return ballast
+}
+
+// A process that is being started has the lock file open until it is another program: a store is free all the same.
+func TestStart_lockFileOpenElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, natsd.Options{StoreDir: dir})
+	open, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(open, func(fd string) bool {
+		name, err := os.Readlink(fd)
+		return err == nil && name == filepath.Join(dir, "meander.lock")
+	})
+	if i < 0 {
+		t.Fatalf("no lock file among %d that are open", len(open))
+	}
+	fd, err := strconv.Atoi(filepath.Base(open[i]))
+	if err == nil {
+		fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	start(t, natsd.Options{StoreDir: dir})
 }
 
 // A server whose disk was full stores again once there is room, for the clients that it

@@ -149,8 +149,9 @@ func (h *heldClaim) release() error {
 	if errors.Is(err, os.ErrNotExist) {
 		err = nil
 	}
-	if closing := h.lock.Close(); closing != nil {
-		err = errors.Join(err, fmt.Errorf("unlock store %q: %w", h.dir, closing))
+	// It is unlocked, not only closed: a process that is being started has the file open until it is another program.
+	if unlocking := errors.Join(flock(h.lock, unix.LOCK_UN), h.lock.Close()); unlocking != nil {
+		err = errors.Join(err, fmt.Errorf("unlock store %q: %w", h.dir, unlocking))
 	}
 	return err
 }

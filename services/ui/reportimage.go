@@ -99,6 +99,7 @@ func (r *report) addImages(ctx context.Context, b *bus.Bus, left int, c *Content
 		sum := sha256.Sum256(data)
 		if key, there := first[sum]; there { // a judge sees what was painted
 			r.Media[at.key] = key
+			c.Images++
 			continue
 		}
 		sound := at.of != nil && at.of.Kind == schemas.KindAudio
