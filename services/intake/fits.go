@@ -24,7 +24,8 @@ func checkResultSize(plan []schemas.Request, limit int) error {
 		if steps := trainedSteps(r); len(r.Group.Stages) > 0 {
 			each = " with these stages"
 		} else if steps > 0 {
-			each = fmt.Sprintf(" where each sample has %d advantages, one per trained step, or token (gamma below 1)", steps)
+			each = fmt.Sprintf(" where each sample has %d advantages, one per trained step, or token (gamma below 1)",
+				steps)
 		}
 		return fmt.Errorf("group_size: %d; must be at most %d%s: the result is one event", n,
 			largestFitting(n, group), each)
@@ -44,11 +45,11 @@ func checkResultSize(plan []schemas.Request, limit int) error {
 	return nil
 }
 
-// trainedSteps returns how many advantages a sample of a request has at most, one for each trained step or token; 0: one
-// stands for all.
+// trainedSteps returns how many advantages a sample of a request has at most, one for each trained step or token; 0:
+// one stands for all.
 func trainedSteps(r *schemas.Request) int {
 	switch {
-	case valueOr(r.Group.Advantage.Gamma, 1) == 1 && !slices.ContainsFunc(r.Group.Stages, hasTree(r.Stage)):
+	case valueOr(r.Group.Advantage.Gamma, 1) == 1 && !inTree(r):
 		return 0
 	case r.Text != nil:
 		return int(min(r.Text.Answers()*r.Text.MaxNewTokens, schemas.MaxTokens))
@@ -57,9 +58,11 @@ func trainedSteps(r *schemas.Request) int {
 	}
 }
 
-// hasTree reports whether a stage has the name and branch trees.
-func hasTree(name schemas.Stage) func(schemas.GroupStage) bool {
-	return func(s schemas.GroupStage) bool { return s.Name == name && s.Tree != nil }
+// inTree reports whether the request is of a stage with branch trees.
+func inTree(r *schemas.Request) bool {
+	return slices.ContainsFunc(r.Group.Stages, func(s schemas.GroupStage) bool {
+		return s.Name == r.Stage && s.Tree != nil
+	})
 }
 
 // largestFitting returns the largest number below n that fits.
