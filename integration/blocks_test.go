@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -177,6 +178,8 @@ exec %q --health-addr 127.0.0.1:0 "$@"`, address, program(t, service)))
 	}
 	host, port, _ := strings.Cut(address, ":")
 	wrap("nats-server", fmt.Sprintf("exec %q --addr %s --port %s \"$@\"", harness.ServerProgram(t), host, port))
+	wrap("python", fmt.Sprintf("export MEANDER_NATS_URL=${MEANDER_NATS_URL:-nats://%s} PYTHONPATH=pkg/client/python\n"+
+		"exec %q \"$@\"", address, cmp.Or(os.Getenv("MEANDER_PYTHON"), "python3")))
 	make, err := exec.LookPath("make")
 	if err != nil {
 		t.Fatal(err)

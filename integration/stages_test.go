@@ -415,3 +415,19 @@ func TestStages_LostRequests(t *testing.T) {
 		t.Errorf("group: %s, %s", a.Status, a.Error)
 	}
 }
+
+// The commands of the guide's page do what it says, with its judge in Python.
+func TestStages_Guide(t *testing.T) {
+	t.Parallel()
+	pythonWith(t, "nats, msgpack, blake3, numpy, PIL")
+	const page = "deploy/guide/stages.md"
+	blocks := slices.DeleteFunc(blocksOf(t, page, documents(t)[page]), func(b block) bool {
+		return b.kind == "text" || b.skip != "" && b.skip != t.Name()
+	})
+	if len(blocks) != 2 {
+		t.Fatalf("%d blocks; want 2", len(blocks))
+	}
+	for _, fault := range runBlocks(t, blocks) {
+		t.Errorf("%s:%s", page, fault)
+	}
+}

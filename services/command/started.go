@@ -234,9 +234,13 @@ func (a *app) nameModel(prompts []prompt, f *estimate.Facts) {
 	}
 }
 
-// nameLane gives prompts without a model a lane, and all prompts of that lane a checkpoint ("": any).
+// nameLane gives prompts without a model a lane, and all prompts of that lane a checkpoint ("": any). Stages name their
+// own.
 func nameLane(prompts []prompt, lane schemas.Lane, base string) {
 	for _, p := range prompts {
+		if p.body["stages"] != nil {
+			continue
+		}
 		if p.body["model"] == nil || p.body["model"] == "" {
 			p.body["model"] = string(lane)
 		}
