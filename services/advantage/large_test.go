@@ -1,6 +1,7 @@
 package advantage
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -51,9 +52,13 @@ func TestService_ResultNeverStored(t *testing.T) {
 	p.Change(t, schemas.StreamAdvantages, func(c *jetstream.StreamConfig) { c.MaxMsgSize = 100 })
 	p.serve(t, testConfig())
 	p.put(t, made("r", "u", 0, 2, 1, nil), made("r", "u", 1, 2, 2, nil))
+	subject := schemas.DeadSubject("advantage", "r", "u")
+	bustest.Until(t, "a dead letter of each reward and of the group's record", func() error {
+		letters, err := p.Subjects(t.Context(), schemas.StreamDead, subject)
+		if err == nil && letters[subject] != 3 {
+			err = fmt.Errorf("dead letters %v", letters)
+		}
+		return err
+	})
 	bustest.Drained(t, p.Bus, schemas.StreamRewards, schemas.RewardPartitions)
-	letters, err := p.Subjects(t.Context(), schemas.StreamDead, schemas.DeadSubject("advantage", "r", "u"))
-	if err != nil || letters[schemas.DeadSubject("advantage", "r", "u")] != 3 {
-		t.Errorf("dead letters %v, %v; want one of each reward and of the group's record", letters, err)
-	}
 }
