@@ -393,20 +393,10 @@ func (c *crew) killedAlike(t *testing.T, names []string, prompts func() []*schem
 func TestStages_LostRequests(t *testing.T) {
 	t.Parallel()
 	c := assemble(t)
-	c.twoLanes(t)
-	c.services(t, schemas.ServiceSampler, 2)
-	c.serving["sampler"].Stop()
-	c.standIn(t, "synthetic")
+	c.withoutPainter(t)
 	c.publish(t, "r", thinkAndPaint("g", 4))
 	requests := schemas.Address{Kind: schemas.KindRequest, Run: "r"}.Filter()
-	bustest.Until(t, "all are to be painted", func() error {
-		waiting, err := c.Subjects(t.Context(), schemas.StreamRequests,
-			schemas.Address{Kind: schemas.KindRequest, Stage: "paint"}.Filter())
-		if err == nil && len(waiting) < 4 {
-			err = fmt.Errorf("%d requests", len(waiting))
-		}
-		return err
-	})
+	c.waiting(t, schemas.KindRequest, "r", "paint", 4)
 	if _, err := c.PurgeSubject(t.Context(), schemas.StreamRequests, requests); err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,16 @@ func critique(uid schemas.UID, size int64) *schemas.Prompt {
 	return p
 }
 
+// withoutPainter has two lanes, and one of their samplers: a stand-in keeps the other lane announced, so its requests
+// wait.
+func (c *crew) withoutPainter(t *testing.T) {
+	t.Helper()
+	c.twoLanes(t)
+	c.services(t, schemas.ServiceSampler, 2)
+	c.serving["sampler"].Stop()
+	c.standIn(t, "synthetic")
+}
+
 // waiting waits until so many requests of a stage of a run are in a stream.
 func (c *crew) waiting(t *testing.T, kind string, run schemas.Run, stage schemas.Stage, want int) {
 	t.Helper()
@@ -52,10 +62,7 @@ func (c *crew) control(t *testing.T, run schemas.Run, action string) {
 func TestStages_Cancelled(t *testing.T) {
 	t.Parallel()
 	c := assemble(t)
-	c.twoLanes(t)
-	c.services(t, schemas.ServiceSampler, 2)
-	c.serving["sampler"].Stop()
-	c.standIn(t, "synthetic")
+	c.withoutPainter(t)
 	asked := make(chan int64, 8)
 	replies(t, c.world, "critic", func(r *schemas.InteractRequest) []byte {
 		if r.Run == "r" && r.SampleIndex == 0 {
@@ -175,10 +182,7 @@ func TestStages_DeadlineBetween(t *testing.T) {
 	t.Parallel()
 	c := assemble(t)
 	c.config.reward.AckWait = time.Second
-	c.twoLanes(t)
-	c.services(t, schemas.ServiceSampler, 2)
-	c.serving["sampler"].Stop()
-	c.standIn(t, "synthetic")
+	c.withoutPainter(t)
 	closed := schemas.UID("")
 	for wait := time.Second; closed == "" && wait < bustest.Patience; wait *= 2 { // the machine may be busy
 		c.serving["reward"].Kill()

@@ -250,7 +250,7 @@ func TestSubscription_pinnedAgain(t *testing.T) {
 	})
 }
 
-// A client that was unpinned while no other message comes is told by nobody. It finds out, and hands back what it
+// No message tells a client that it was unpinned while no other one comes. It finds out, and hands back what it
 // holds.
 func TestSubscription_unpinnedInSilence(t *testing.T) {
 	eachTransport(t, func(t *testing.T, e *env) {

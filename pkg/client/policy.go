@@ -16,7 +16,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Push says how weights are to be served. Its zero value is the next version of the only lane.
+// Push says how weights are to be served. Its zero value is the next version of the only lane. Without By it is the
+// client who pushes.
 type Push struct {
 	Lane    schemas.Lane `key:"lane" help:"lane; default the only lane, or the only one that samplers serve now"`
 	Rule    string       `key:"rule" help:"for samples that have begun: finish (keep the old weights to the end; the default), switch (use the new weights from the next step on) or restart"`

@@ -81,8 +81,9 @@ func Check(p *schemas.Prompt, kinds []string) error {
 	errs := []error{check(p, kinds)}
 	for k := 0; errs[0] == nil && k < len(p.Substitutes); k++ {
 		q := *p
-		if q.Substitute(int64(k + 1)); check(&q, kinds) != nil {
-			errs = append(errs, fmt.Errorf("substitutes[%d]: %w", k, check(&q, kinds)))
+		q.Substitute(int64(k + 1))
+		if err := check(&q, kinds); err != nil {
+			errs = append(errs, fmt.Errorf("substitutes[%d]: %w", k, err))
 		}
 	}
 	return errors.Join(errs...)

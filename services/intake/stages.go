@@ -37,14 +37,17 @@ func (a *asked) sizes() (list []int64) {
 		return list
 	}
 	for i := range a.Record.Stages {
-		g, of := &a.Record.Group, a.Shapes(i)
-		for k := range a.Record.GroupSize / g.Stages[i].Every * g.Rounds {
+		g := &a.Record.Group
+		var each []int64
+		for _, r := range a.Shapes(i) {
 			size := int64(0) // of an interaction
 			if a.policies[i] != nil {
-				size = of[k%int64(len(of))].StepBytes(a.policies[i])
+				size = r.StepBytes(a.policies[i])
 			}
-			list = append(list, size)
+			each = append(each, size)
 		}
+		samples := a.Record.GroupSize / g.Stages[i].Every * g.Rounds // as many of each shape
+		list = append(list, slices.Repeat(each, int(samples)/len(each))...)
 	}
 	return list
 }

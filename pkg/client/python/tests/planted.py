@@ -14,6 +14,16 @@ import numpy as np
 
 from meander.certify import engine, report, suite, trainer
 
+SERVING = '''
+    def update(self, weights):
+        self.served = weights
+
+    def pause(self, call):
+        return call()
+
+    def restart(self, call):
+        return call()
+'''
 PAINTS = '''
 class Paints:
     says = {"transition": "sde", "noise_level": 0.7, "log_prob_kind": "density", "reduce": "mean", "shift": 3.0,
@@ -67,21 +77,12 @@ class Paints:
             out.append(b + 3.0 * (a - b))
         return out
 
-    def update(self, weights):
-        self.served = weights
-
-    def pause(self, call):
-        return call()
-
     def abort(self, call):
         whole = call()
         return self.image(self.prompts[0], self.seeds[0], 3)
 
-    def restart(self, call):
-        return call()
-
     prompts, seeds = ["a red fox", "a blue sign", "two cats", "rain"], [3, 14, 25, 36]
-'''
+''' + SERVING
 WRITES = '''
 class Writes:
     says = {"log_prob_kind": "processed", "reduce": "each", "weights": 2}
@@ -127,19 +128,11 @@ class Writes:
     def template(self, prompt):
         return f"<user>\\n{prompt}</user>\\n<assistant>\\n"
 
-    def update(self, weights):
-        self.served = weights
-
-    def pause(self, call):
-        return call()
-
     def abort(self, call):
         whole = call()
         return {k: v[:7] if k in ("ids", "log_probs") else v for k, v in whole.items()}
 
-    def restart(self, call):
-        return call()
-'''
+''' + SERVING
 
 
 PPO = '''

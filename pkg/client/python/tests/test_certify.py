@@ -14,6 +14,7 @@ import pytest
 
 from meander.certify import adapters, report, suite, trainer
 from meander.certify.__main__ import main
+from planted import PPO, SDE
 
 SETS = suite.load()
 TITLES = sorted(SETS)
@@ -39,23 +40,6 @@ def test_every_formula_has_vectors():
     assert SETS.keys() == suite.FORMULAS.keys()
 
 
-PPO = """
-def ppo(log_prob, old, advantages, weights, clip, adv_clip_max):
-    a = np.clip(advantages, -adv_clip_max, adv_clip_max)
-    r = np.exp(log_prob - old)
-    losses = np.maximum(-a * r, -a * np.clip(r, 1 - clip, 1 + clip)) * weights
-    return losses.mean()
-"""
-SDE = """
-def sde(x, v, next, sigmas, step, noise_level):
-    sigma, then = sigmas[step], sigmas[step + 1]
-    dt = then - sigma
-    g = noise_level * np.sqrt(sigma / (1 - (sigmas[1] if sigma == 1 else sigma)))
-    mean = x * (1 + g**2 / (2 * sigma) * dt) + v * (1 + g**2 * (1 - sigma) / (2 * sigma)) * dt
-    n = g * np.sqrt(-dt)
-    log_prob = -((next - mean) ** 2) / (2 * n**2) - np.log(n) - np.log(2 * np.pi) / 2
-    return log_prob.mean()
-"""
 GRPO = """
 def flow_grpo(rewards, std, ddof, epsilon):
     off = rewards - rewards.mean(axis=1, keepdims=True)

@@ -89,7 +89,7 @@ def test_a_stage_that_is_not_trained_is_refused_before_a_group_closes(lanes, run
     """Its judge listens nowhere, so no sample ends: the record of the group says it, to both kinds of readers."""
 
     async def check(client, name):
-        paint, judge = meander.stage("paint", frozen=True, **PAINT), meander.stage("judge", interaction="nobody")
+        paint, judge = meander.stage("paint", frozen=True, **PAINT), meander.stage("judge", interaction="silent")
         await client.publish(name, "47+58=?", timeout=60, uid="g", reward=[{"name": "confidence"}],
                              **meander.stages(THINK, judge, paint))  # fmt: skip
         for read in (client.batches, client.stream_groups):

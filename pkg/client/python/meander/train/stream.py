@@ -169,10 +169,10 @@ class Stream:
 
     async def lane_lease(self) -> Lease:
         """Returns the lease of the lane to train, not yet taken. Waits for the first sampler."""
-        async def nobody(seconds: float) -> str:
+        async def unannounced(seconds: float) -> str:
             return f"lane {self.config.lane!r}: no sampler has announced its model for {seconds:.3g} s"
 
-        wait = Wait(self.config.patience, nobody)
+        wait = Wait(self.config.patience, unannounced)
         while True:
             try:
                 lane = (await self.patiently(policy.policy, self.client, self.config.lane))["lane"]
