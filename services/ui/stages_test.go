@@ -73,6 +73,7 @@ func TestStages(t *testing.T) {
 	s := servePage(t, func(c *ui.Config) { c.Admin = true })
 	s.serveModel(t, models+"signs")
 	s.serveModel(t, models+"sums")
+	bustest.Await(t, s.Bus, 2, schemas.StreamPolicies)
 	bustest.Await(t, s.Bus, s.publishStages(t), schemas.StreamAdvantages)
 	bustest.Await(t, s.Bus, 6, schemas.StreamTrajectories, schemas.TrajectoryFilter("stages", "taste"))
 	s.checkStagesOfGroups(t)
