@@ -159,6 +159,10 @@ def test_prompts_store_the_last_latents_alone():
         "sde_type": "ode", "solver": "dpm", "return_step_indices": [4], "return_conditioning": True
     }
     assert {p["initial_noise"] for p in asked} == {"per_sample"}
+    given = [{"prompt": "a", "rollout": {"sde_type": "ode"}}]
+    with pytest.raises(ValueError, match="--initial-noise: shared; must be per_sample, as no step of prompt 'a'"):
+        prompts.check_rollouts(Config(prompts="p", loss="diffusion_nft"), given, forward=True)
+    prompts.check_rollouts(settings, given, forward=True)
     own = [{"prompt": "a", "rollout": {"sde_type": "ode", "return_step_indices": [3]}}]
     with pytest.raises(ValueError, match=r"'a': rollout.return_step_indices: \[3\]; must have 4, the last latents"):
         prompts.check_rollouts(settings, own, forward=True)

@@ -54,7 +54,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
 
 def check_rollouts(config: Config, given: list[dict[str, Any]], forward: bool) -> None:
     """ValueError: a prompt has a rollout of its own without a stochastic step, for which a loss of log-probs has no use,
-    or whose last latents, which a forward loss takes, are not stored."""
+    or whose samples would be equal; or whose last latents, which a forward loss takes, are not stored."""
     for fields in given:
         for of in [fields, *(s for s in fields.get("stages") or () if s.get("name") == config.stage)]:
             if (own := of.get("rollout")) is None:
@@ -64,6 +64,8 @@ def check_rollouts(config: Config, given: list[dict[str, Any]], forward: bool) -
             ode = own.get("sde_type") == "ode" or own.get("sde_step_indices") == []
             if ode and not forward:
                 raise ValueError(f"--loss {config.loss}: needs log-probs, and no step of {what} is stochastic")
+            if ode and of.get("initial_noise", config.initial_noise) == "shared":
+                raise ValueError(f"--initial-noise: shared; must be per_sample, as no step of {what} is stochastic")
             if forward and (kept is None and not ode or kept is not None and steps not in kept):
                 raise ValueError(
                     f"{what}.return_step_indices: {kept}; must have {steps}, the last latents, for --loss {config.loss}"
