@@ -100,6 +100,7 @@ class Rollouts:
         self.recipes = {k: recipe(t) for k, t in first_of.items()} if recipe else {}
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
 
+    clean = False
     names: Sequence[str] = ()
     tracks: Sequence[tuple[slice, float]] = ((slice(None), 1.0),)
 
