@@ -157,7 +157,8 @@ func (r *Report) setUnproven() {
 	case r.StepsSkipped > 0:
 		r.Unproven = "nothing was checked: no step has both latents; keep them with --return-steps"
 	default:
-		r.Unproven = "nothing was checked: no step is stochastic, and no state is stored; keep the last with --return-steps"
+		r.Unproven = "nothing was checked: no step is stochastic, and no state is stored; keep the last one with " +
+			"--return-steps"
 	}
 }
 

@@ -297,44 +297,6 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 	return nil
 }
 
-// makeAgain runs a sample without a stochastic step again, as no log-prob proves its states: from the state that it
-// began with to its end, or to a step whose event or weights are gone. It compares each state that is stored.
-func (s *sample) makeAgain(ctx context.Context, plan flow.Plan) error {
-	x := s.latents[int64(plan.Begin)]
-	if x == nil || !slices.ContainsFunc(s.t.LatentStepIndices, func(k int64) bool { return k > int64(plan.Begin) }) {
-		return nil
-	}
-	r, err := flow.NewRollout(plan, x)
-	for err == nil && !r.Done() {
-		var velocity []float32
-		of, with := s.steps[r.Index()-plan.Begin], s.version
-		if of == nil {
-			return nil
-		}
-		if s.drawnBy() == nil {
-			if with, err = s.versionWith(ctx, of.WeightsDigest); err != nil || !s.isAvailable(with, of.StepIndex) {
-				return err
-			}
-		}
-		x, sigma := r.Point()
-		velocity, err = s.guidedVelocity(ctx, with, images.Point{Step: of.StepIndex, X: x, Sigma: sigma})
-		if end := s.endsRun(ctx, with, err); err != nil && end != nil {
-			return end
-		}
-		var step *flow.Step
-		if err == nil {
-			step, err = r.Advance(velocity)
-		}
-		if step != nil {
-			s.compareState(of.StepIndex+1, slices.Clone(step.Next))
-		}
-	}
-	if err != nil {
-		s.fault(-1, "made again: %v", err)
-	}
-	return nil
-}
-
 // checkDigests checks the digests of a sample that no model here can compute again, as a server drew it.
 func (s *sample) checkDigests(ctx context.Context) error {
 	s.report.NotComputed++

@@ -155,6 +155,7 @@ def test_prompts_store_the_last_latents_alone():
     settings = Config(prompts="p", loss="diffusion_nft", sde_type="ode", solver="dpm")
     asked = prompts.training(settings, 0, [{"prompt": "a"}, {"prompt": "b"}], 0, 1, clean=True)
     assert [p["rollout"]["return_step_indices"] for p in asked] == [[3, 4], [4]]
+    assert prompts.training(Config(prompts="p"), 0, [{"prompt": "a"}], 0, 1)[0]["rollout"]["sde_step_indices"] == [0, 1]
     assert asked[1]["rollout"] == {
         "sde_type": "ode", "solver": "dpm", "return_step_indices": [4], "return_conditioning": True
     }

@@ -521,7 +521,9 @@ class Batch(Mapping[str, Any]):
         out: dict[str, Array]
         if self.clean:
             if others := [g.uid for g, s, _ in rows if not s.clean]:
-                raise ValueError(f"{others[0]}: stochastic steps, of other groups none; a batch must have samples of one kind")
+                raise ValueError(
+                    f"{others[0]}: stochastic steps, of other groups none; a batch must have samples of one kind"
+                )
             out = {"advantages": np.array([[s.advantage] for _, s, _ in rows], np.float64)}
             if not self.unread:
                 out["final_latents"] = np.stack([s.latents(len(t["transitions"])) for _, s, t in rows])

@@ -306,7 +306,7 @@ class Config:
     @property
     def ode(self) -> bool:
         """Whether no step is stochastic."""
-        return self.sde_type == "ode"
+        return not TRANSITIONS.get(self.sde_type, {"stochastic": True}).get("stochastic")
 
     @property
     def texts(self) -> bool:

@@ -87,8 +87,8 @@ class Learner:
             raise ValueError(f"batch {batch.name}: {NO_TRACKS}")
         if batch.size and batch.clean and not loss.forward:
             raise ValueError(
-                f"batch {batch.name}: all steps of its samples are ode, so there are no log-probs, which this loss needs; "
-                f"must be trained with --loss diffusion_nft, or have stochastic steps"
+                f"batch {batch.name}: all steps of its samples are ode, so there are no log-probs, which this loss "
+                f"needs; must be trained with --loss diffusion_nft, or have stochastic steps"
             )
         if batch.counts:
             rows, used, counted = loss.rows(batch, self.beta > 0), len(loss.rows(batch, False)), loss.count(batch)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..data.events import TRANSITIONS
 from .config import Config, weighted
 
 
@@ -53,15 +54,16 @@ def read(path: str | Path) -> list[dict[str, Any]]:
 
 
 def check_rollouts(config: Config, given: list[dict[str, Any]], forward: bool) -> None:
-    """ValueError: a prompt has a rollout of its own without a stochastic step, for which a loss of log-probs has no use,
-    or whose samples would be equal; or whose last latents, which a forward loss takes, are not stored."""
+    """ValueError: a prompt has a rollout of its own without a stochastic step, for which a loss of log-probs has no
+    use, or whose samples would be equal; or whose last latents, which a forward loss takes, are not stored."""
     for fields in given:
         for of in [fields, *(s for s in fields.get("stages") or () if s.get("name") == config.stage)]:
             if (own := of.get("rollout")) is None:
                 continue
             steps, kept = of.get("num_inference_steps", config.steps), own.get("return_step_indices")
             what = f"prompt {fields['prompt']!r:.60}: rollout"
-            ode = own.get("sde_type") == "ode" or own.get("sde_step_indices") == []
+            of_noise = TRANSITIONS.get(own.get("sde_type") or "", {"stochastic": True}).get("stochastic")
+            ode = not of_noise or own.get("sde_step_indices") == []
             if ode and not forward:
                 raise ValueError(f"--loss {config.loss}: needs log-probs, and no step of {what} is stochastic")
             if ode and of.get("initial_noise", config.initial_noise) == "shared":
@@ -181,8 +183,7 @@ def training(
         "num_inference_steps": config.steps,
         "initial_noise": config.initial_noise,
         "rollout": {
-            "sde_type": config.sde_type, **noise,
-            **({} if config.solver == "euler" else {"solver": config.solver}),
+            "sde_type": config.sde_type, **noise, "solver": config.solver,
             **({} if config.generic else {"return_conditioning": True}),
             **({"latents_dtype": config.latents_dtype} if config.latents_dtype else {}),
         },
