@@ -20,6 +20,7 @@ import (
 func editor(t *testing.T, access string) *schemas.Policy {
 	t.Helper()
 	p := qwen()
+	p.ConditioningBytes, p.ConditioningTokenBytes = 0, 0
 	var err error
 	p.Pipeline, err = json.Marshal(&model.Pipeline{
 		Class: "EditPipeline", RandomAccess: access, Guidance: "scale",

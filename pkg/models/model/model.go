@@ -278,7 +278,9 @@ func (c Card) CheckRows(rows []Row, size Size) (tokens int, err error) {
 		case c.Guidance == 0 && r.Guidance != 0:
 			return 0, fmt.Errorf("velocity row %d: guidance: %g; must be 0, the network takes none", i, r.Guidance)
 		}
-		if err := r.Conditioning.check(c.Conditioning); err != nil {
+		switch err := r.Conditioning.check(c.Conditioning); {
+		case c.Pipeline != nil && r.Conditioning != nil && r.Conditioning.Recipe != nil: // its tensors are for events
+		case err != nil:
 			return 0, fmt.Errorf("velocity row %d: conditioning: %w", i, err)
 		}
 	}
@@ -290,11 +292,11 @@ type Conditioning struct {
 	// Prompt is the text that it was made from.
 	Prompt string
 	// Tensors are the inputs of the network, one for each name of Card.Conditioning, in that
-	// order.
+	// order; of a Recipe what the pipeline encodes of texts, which no velocity takes.
 	Tensors []Tensor
 	// Cut is the number of tokens of the prompt that EncodeTruncated dropped.
 	Cut int
-	// Recipe is what a Pipeline was conditioned on, in place of tensors.
+	// Recipe is what a Pipeline was conditioned on.
 	Recipe *Recipe
 }
 

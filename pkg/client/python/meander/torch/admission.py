@@ -58,6 +58,7 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
     y = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(family.device)
     _check_access(loaded, small, y, grid.sigmas)
     _check_guidance(loaded, small, y, grid.sigmas[1])
+    _measure_texts(loaded, small)
     _check_rows(loaded, small, y, grid.sigmas[1], say)
     check_euler(loaded, small)
 
@@ -247,6 +248,27 @@ def _check_guidance(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: floa
         family.beside_negative = [n for n in dict.fromkeys(scales) if not moves(n) and moves(n, **{_NEGATIVE: ""})]
 
 
+def _longer(recipe: Recipe) -> Recipe:
+    """One with another text, of more tokens."""
+    return replace(recipe, texts=tuple(f"{t} of a red cat on a mat" for t in recipe.texts))
+
+
+def _measure_texts(loaded: Loaded, recipe: Recipe) -> None:
+    """Finds how large what the pipeline encodes of texts is: its bytes at most, and those of a token, which are all
+    where it pads."""
+    sizes = []
+    for asked in (recipe, _longer(recipe)):
+        with _session(loaded, asked) as run:
+            sizes.append({name: t.shape for name, t in run.session.encoded.items()})
+    family, of_token = loaded.family, 0
+    for name, shape in sizes[1].items():
+        grows = len(shape) > 0 and sizes[0].get(name) != shape
+        one = 4 * math.prod(shape[1:] if grows else shape)
+        of_token += one * grows
+        family.conditioning_bytes += one * (family.card()["max_prompt_tokens"] if grows else 1)
+    family.token_bytes = of_token or family.conditioning_bytes
+
+
 def _check_rows(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, say: Callable[[str], None]) -> None:
     """Finds whether rows of one prompt may be computed together, and then those of several."""
     family, ys = loaded.family, torch.cat([y, -y])
@@ -264,9 +286,11 @@ def _check_rows(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, s
     else:
         return
     family.rows_alike = True
-    other = replace(recipe, texts=tuple(f"{t} of a red cat on a mat" for t in recipe.texts))
     try:
-        with _session(loaded, recipe) as one, _session(loaded, recipe, 2) as two, _session(loaded, other) as third:
+        with (
+            _session(loaded, recipe) as one, _session(loaded, recipe, 2) as two,
+            _session(loaded, _longer(recipe)) as third,
+        ):  # fmt: skip
             loaded.together.learn(one.turn(y, sigma), two.turn(ys, sigma))
             turns = [(2, two.turn(ys, sigma)), (1, third.turn(y, sigma))]
             joined = torch.cat(loaded.together.run(turns))

@@ -216,21 +216,31 @@ class Loaded:
         return run
 
 
-def load(
-    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
-) -> Loaded:
-    """Loads and tests a pipeline for trainers. family.networks are what it steps with: what is done to them, such as
-    adapters and checkpointing, the sessions have. Fault of class config: it is not computed."""
+def read(
+    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = "",
+    networks: str = "",
+) -> Loaded:  # fmt: skip
+    """Loads a pipeline for trainers, which test it before they use it. family.networks are what it steps with: what is
+    done to them, such as adapters and checkpointing, the sessions have; they may have a device of their own, until they
+    are moved. Fault of class config: it cannot be read."""
     from . import families
-    from .admission import admit
 
     found = families.find(Folder(folder), not family, trust_class, family)
     if not isinstance(found, Pipeline):
         raise Fault("config", f"family: {family}; must be a pipeline, a subclass of diffusers.DiffusionPipeline")
-    engine = PipelineEngine(found, Settings(device, dtype))
+    return PipelineEngine(found, Settings(device, dtype), networks=networks).loaded
+
+
+def load(
+    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
+) -> Loaded:
+    """The same, tested. Fault of class config: it is not computed."""
+    from .admission import admit
+
+    loaded = read(folder, device, dtype, trust_class, family)
     with torch.no_grad():
-        admit(engine.loaded, lambda detail: None)
-    return engine.loaded
+        admit(loaded, lambda detail: None)
+    return loaded
 
 
 class Run:
@@ -308,17 +318,16 @@ class PipelineEngine(Engine):
     takes_recipes = True
     family: Pipeline
 
-    def __init__(self, family: Pipeline, settings: Settings, say: Callable[[str], None] = lambda detail: None):
-        """Loads the folder. Fault of class config: a setting that whole pipelines do not have."""
+    def __init__(
+        self, family: Pipeline, settings: Settings, say: Callable[[str], None] = lambda detail: None, networks: str = ""
+    ):
+        """Loads the folder, the networks on a device that may be another. Fault of class config: it cannot be read."""
         self.family, self.settings = family, settings
         device = find_device(settings.device)
-        if settings.encoders:
-            raise Fault(
-                "config", f"--text-encoder-device: set; must be absent: {family.cls.__name__} is computed as a whole"
-            )
+        encoders = find_device(settings.encoders, "text_encoder_device") if settings.encoders else device
         self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
         _prepare(settings, self.dtype)
-        family.attach(family.load(DTYPES[self.dtype], device, say), device)
+        family.attach(family.load(DTYPES[self.dtype], device, say, encoders, networks), encoders)
         if settings.vae_tiling:
             family.pipe.vae.enable_tiling()
         self.device, self.weights = device, Weights(family.networks, settings.compile)
@@ -364,12 +373,10 @@ class PipelineEngine(Engine):
         return {}, []
 
     def encode(self, prompts: list[Any], truncate: bool, **recipe: Any) -> Answer:
-        """Begins a session of a recipe, and returns its handle."""
-        return {
-            "items": [
-                {"handle": self._begin({"prompts": prompts, "truncate": truncate, **recipe}), "cut": 0, "tensors": []}
-            ]
-        }, []
+        """Begins a session of a recipe, and returns its handle, and what its texts are encoded to."""
+        handle = self._begin({"prompts": prompts, "truncate": truncate, **recipe})
+        tensors = [(name, _array(t)) for name, t in self.runs[handle, 1].session.encoded.items()]
+        return {"items": [{"handle": handle, "cut": 0, "tensors": [*range(len(tensors))]}]}, tensors
 
     def put(self, tensors: Tensors, recipe: dict[str, Any] | None = None) -> Answer:
         """The same for a recipe as a map."""
@@ -452,7 +459,7 @@ class PipelineEngine(Engine):
 
     def _begin(self, given: dict[str, Any]) -> str:
         r = self.loaded.recipe(given)
-        if r.handle not in self.recipes:
+        if (r.handle, 1) not in self.runs:
             self.family.latent_grid(r.size)
             run = self.loaded.session(r)
             self.runs[r.handle, 1] = run
