@@ -47,6 +47,8 @@ type Pipeline struct {
 	Media []string `json:"media,omitempty" msgpack:"media"`
 	// Encodes says whether images and videos can be encoded to start from.
 	Encodes bool `json:"encodes,omitempty" msgpack:"encodes"`
+	// Notes say where samples are not made as by the pipeline's own scheduler.
+	Notes []string `json:"notes,omitempty" msgpack:"notes"`
 }
 
 // Input is a condition or an argument of a pipeline.

@@ -204,8 +204,8 @@ class Loaded:
         with truncations() as said:
             try:
                 run = Run(self, r, n, grad)
-            except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as e:
-                raise Fault("prompt", f"{self.family.cls.__name__}: {type(e).__name__}: {e}"[:2000]) from e
+            except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError) as e:
+                raise Fault("prompt", said_by(self.family.cls, e)) from e
         cut = [
             s for s in said if clip or not s.startswith("The following part of your input was truncated because CLIP")
         ]
@@ -312,6 +312,17 @@ class Run:
         return self.session.end(xs)
 
 
+def said_by(cls: Any, e: BaseException) -> str:
+    """What a pipeline refuses, or where its own code fails."""
+    if isinstance(e, ValueError):
+        return f"{cls.__name__} refuses what it is called with: {e}"[:2000]
+    at: Any = e.__traceback__
+    while at.tb_next:
+        at = at.tb_next
+    where = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
+    return f"{cls.__name__} fails in its own code, {where}: {type(e).__name__}: {e}"[:2000]
+
+
 class PipelineEngine(Engine):
     """The engine of the generic family: encode and put take recipes, and no tensors."""
 
@@ -353,6 +364,10 @@ class PipelineEngine(Engine):
             admit(self.loaded, self.say)
         except Fault as e:
             raise Fault("config", f"{self.family.cls.__name__}: not admitted: {e}") from e
+        except Exception as e:
+            if is_out_of_memory(e):
+                raise
+            raise Fault("config", f"not admitted: {said_by(self.family.cls, e)}") from e
         self.family.encodes = encodes(self.loaded, Size(**self.family.admitted))
         for n in range(1, 1 + self.settings.compile * (1 + self.family.rows_alike)):
             self.say(f"compiling the network for {n} rows")

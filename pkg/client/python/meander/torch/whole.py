@@ -210,7 +210,7 @@ class Pipeline(Family):
                 "random_access": self.access, "conditions": self.conditions, "arguments": self.arguments,
                 "guidance": guidance, "beside_negative": self.beside_negative, "tracks": self.tracks,
                 "media": self.media, "admitted": self.admitted, "sigmas": self.sigmas,
-                "sigmas_tokens": self.sigmas_tokens, "encodes": self.encodes,
+                "sigmas_tokens": self.sigmas_tokens, "encodes": self.encodes, "notes": self.notes,
             },
         }  # fmt: skip
 
@@ -267,6 +267,7 @@ class Pipeline(Family):
         for name, part in pipe.components.items():
             if hasattr(part, "set_timesteps") and hasattr(part, "step"):
                 setattr(pipe, name, canonical.suited(part))
+                self.notes += [n for n in canonical.notes_of(part, getattr(pipe, name)) if n not in self.notes]
         if scheduler := getattr(pipe, "scheduler", None):
             self.scheduler_config = json.loads(scheduler.to_json_string())
         return pipe
