@@ -61,9 +61,9 @@ var diffusionClasses = []string{classDDIM, classDDPM, classPNDM, classEulerEps, 
 
 // sameGrid are the classes of solvers and samplers whose levels of noise are those of another class.
 var sameGrid = map[string]string{
-	"EulerAncestralDiscreteScheduler": classEulerEps, "HeunDiscreteScheduler": classEulerEps,
-	"LMSDiscreteScheduler": classEulerEps, "KDPM2DiscreteScheduler": classEulerEps,
-	"KDPM2AncestralDiscreteScheduler": classEulerEps, classUniPC: classDPM, "DPMSolverSinglestepScheduler": classDPM,
+	"EulerAncestralDiscreteScheduler": classEulerEps, "LMSDiscreteScheduler": classEulerEps,
+	"KDPM2DiscreteScheduler": classEulerEps, "KDPM2AncestralDiscreteScheduler": classEulerEps,
+	classUniPC: classDPM, "DPMSolverSinglestepScheduler": classDPM,
 	classDEIS: classDPM, classSA: classDPM,
 }
 

@@ -235,7 +235,8 @@ func resolveUnguided(s *schemas.Sampling, pipeline *model.Pipeline, p *schemas.P
 }
 
 // checkBeside refuses settings of a prompt that are not for a model which guides inside.
-func checkBeside(x *imageSettings, pipeline *model.Pipeline, p *schemas.Prompt, policy *schemas.Policy,
+func checkBeside(
+	x *imageSettings, pipeline *model.Pipeline, p *schemas.Prompt, policy *schemas.Policy,
 ) error {
 	var errs []error
 	refuse := func(field, why string) {
