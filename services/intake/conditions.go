@@ -240,8 +240,8 @@ func checkBeside(
 ) error {
 	var errs []error
 	refuse := func(field, why string) {
-		errs = append(errs, fmt.Errorf("%s: given; must be absent, model %q is the pipeline %s: %s", field, policy.Model,
-			pipeline.Class, why))
+		errs = append(errs, fmt.Errorf("%s: given; must be absent, model %q is the pipeline %s: %s", field,
+			policy.Model, pipeline.Class, why))
 	}
 	v := reflect.ValueOf(&x.sampling).Elem()
 	for _, f := range schemas.Fields(v.Type()) {
