@@ -245,7 +245,7 @@ func checkBeside(
 	}
 	v := reflect.ValueOf(&x.sampling).Elem()
 	for _, f := range schemas.Fields(v.Type()) {
-		guides := f.Through == "cfg_scales" || f.Name == "guidance_rescale"
+		guides := f.Through == "cfg_scales" && pipeline.Guidance == "" || f.Name == "guidance_rescale"
 		if guides && f.Name != "true_cfg_scale" && !f.In(v).IsZero() {
 			refuse(f.Name, "it guides inside; give an argument of it")
 		}

@@ -253,7 +253,8 @@ type Row struct {
 	// Conditioning is the encoded prompt.
 	Conditioning *Conditioning
 	// Guidance is the guidance input of a guidance-distilled network, the card's by default; 0 if the card
-	// has none. It is not the scale of classifier-free guidance, which combines two rows.
+	// has none. It is not the scale of classifier-free guidance, which combines two rows; but of a Pipeline the
+	// scale of this row, where it is not that of the recipe, else 0.
 	Guidance float32
 	// Dst receives the velocity. It must not overlap the X of any row.
 	Dst []float32
@@ -275,7 +276,7 @@ func (c Card) CheckRows(rows []Row, size Size) (tokens int, err error) {
 			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be a finite number of at least 0", i, r.Sigma)
 		case c.Prediction == "" && !(r.Sigma >= 0 && r.Sigma <= MaxSigma):
 			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be 0 to 1", i, r.Sigma)
-		case c.Guidance == 0 && r.Guidance != 0:
+		case c.Guidance == 0 && r.Guidance != 0 && (c.Pipeline == nil || c.Pipeline.Guidance == ""):
 			return 0, fmt.Errorf("velocity row %d: guidance: %g; must be 0, the network takes none", i, r.Guidance)
 		}
 		switch err := r.Conditioning.check(c.Conditioning); {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from .whole import _COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of, tr
 
 _KEYS = {"prompts", "truncate", "conditions", "arguments", "frames", "height", "width", "guidance", "steps"}
 _SESSIONS = 64
+_RATES = ("frame_rate", "fps")  # of videos, which meander.json may say
 _RECIPES = 4096
 _STARTS = 8
 _BATCHES = (8, 4, 2, 1)
@@ -162,6 +163,8 @@ class Loaded:
         out |= {name: value for name, value in sizes.items() if name in takes}
         if "strength" in takes:
             out["strength"] = 1.0
+        if fps := self.family.settings.get("fps"):
+            out = {n: int(fps) if fps == int(fps) else fps for n in _RATES if n in takes} | out
         if r.guidance is not None:
             out[self.family.card()["pipeline"]["guidance"]] = r.guidance
         for name, digests in r.conditions.items():
@@ -404,6 +407,7 @@ class PipelineEngine(Engine):
         tensors: Tensors,
     ) -> Answer:  # fmt: skip
         x = self.rows(states, sigmas, handles, guidance, size, tensors)
+        handles = [self._guided(h, g) for h, g in zip(handles, guidance, strict=True)]
         recipes = [self._recipe(h) for h in handles]
         if wrong := [r for r in recipes if r.size != size]:
             raise Fault("latents", f"size: {size}; must be {wrong[0].size}, that of the recipe")
@@ -490,6 +494,15 @@ class PipelineEngine(Engine):
             raise Fault("handle", f"handles: {handle!s:.80}: unknown; put its recipe and repeat the call")
         self.recipes.move_to_end(handle)
         return self.recipes[handle]
+
+    def _guided(self, handle: Any, scale: float) -> Any:
+        """The handle of a recipe with another scale of guidance; 0: its own."""
+        r = self._recipe(handle)
+        if scale in (0, r.guidance):
+            return handle
+        r = replace(r, guidance=float(scale))
+        self.recipes[r.handle] = r
+        return r.handle
 
     def _evict(self) -> None:
         while len(self.runs) > _SESSIONS:

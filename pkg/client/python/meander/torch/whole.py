@@ -128,6 +128,10 @@ class Pipeline(Family):
             return "true_cfg_scale" if "true_cfg_scale" in self.call else ""
         return "guidance_scale"
 
+    def takes_guidance(self) -> bool:
+        """Whether a row may have another scale than its recipe."""
+        return bool(self._guidance())
+
     def _inputs(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Conditions and arguments by the signature."""
         conditions, arguments, before = [], [], True

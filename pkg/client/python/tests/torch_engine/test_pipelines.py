@@ -157,6 +157,17 @@ def test_sessions_with_other_guidance_do_not_touch_each_other(client, served):
     assert size["height"] == 16
 
 
+def test_a_row_may_have_another_scale_than_its_recipe(client, served):
+    """As hosts have it outside of cfg_from and cfg_until."""
+    client, card = client("sd15")
+    own, other = (begin(client, recipe_of(client, card, guidance=g)) for g in (7.0, 1.0))
+    size = {n: card["size"][n] for n in ("height", "width")}
+    x = np.concatenate([noise_of(card).numpy().reshape(1, *served("sd15").family.latent_shape(
+        served("sd15").engine.recipes[own].size))] * 3)  # fmt: skip
+    v = client.velocity(x, [0.5] * 3, [own, own, other], **size, guidance=[0.0, 1.0, 0.0])
+    assert np.abs(v[1] - v[2]).max() <= 1e-5 * np.abs(v[2]).max() < np.abs(v[0] - v[1]).max()
+
+
 def test_rollout_goes_on_in_a_new_session_from_its_recipe(client, served):
     client, card = client("kontext")
     worker, noise = served("kontext"), noise_of(card)
