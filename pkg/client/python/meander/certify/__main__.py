@@ -12,7 +12,7 @@ from . import adapters, engine, engines, report, suite, trainer
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line, and gives its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m meander.certify", description=__doc__)
+    parser = argparse.ArgumentParser(prog="meander certify", description=__doc__)
     forms = argparse.ArgumentParser(add_help=False)
     forms.add_argument("--format", choices=("table", "markdown", "json"), default="table")
     commands = parser.add_subparsers(dest="command", required=True)
