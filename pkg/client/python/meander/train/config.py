@@ -421,7 +421,7 @@ def flag(name: str) -> str:
 
 def decisive() -> list[str]:
     """The names of the settings that decide what an update makes of a batch."""
-    names = ("generic", "trust_class", "estimator", "group_size", "model", "reward")
+    names = ("generic", "trust_class", "estimator", "groups", "group_size", "model", "stage")
     return [
         f.name for f in dataclasses.fields(Config)
         if f.metadata["section"] == _LOSS and f.name != "device" or f.name in (*names, "seed", "threads")
