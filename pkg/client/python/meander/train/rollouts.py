@@ -265,7 +265,7 @@ class Rollouts:
         guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
         texts = self.batch.prompt_index[rows].tolist()
         if self.recipes:
-            own = {"guidance": self.scales[i]} if len({*self.scales}) > 1 else {}  # of some steps alone
+            own: dict[str, Any] = {"guidance": self.scales[i]} if len({*self.scales}) > 1 else {}  # of some steps alone
             return Texts([], guidance, recipes=[dataclasses.replace(self.recipes[k], **own) for k in texts])
         places = list(zip(texts, self.now.prompt_index[self._at(rows)].tolist(), strict=True))
         return Texts(
