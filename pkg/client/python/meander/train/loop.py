@@ -49,6 +49,7 @@ class Trainer:
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
         given = prompts.read(config.prompts) if config.prompts else []
         prompts.check_stages(config, given, losses.of(config).pairs)
+        prompts.check_rollouts(config, given, losses.of(config).forward)
         self.network = self._network(config)
         if whole := self.network.whole:
             guides = whole.family.card()["pipeline"]["guidance"]
@@ -596,7 +597,7 @@ class _Progress:
         seconds = " ".join(f"{k} {v:.1f}" for k, v in r["seconds"].items())
         _log.warning(
             "update %d/%d: reward %.3f, full marks %.2f, off %.1e, kl %.1e, seconds %s", r["update"],
-            self.config.updates, r["reward"], r["full"], off, max(r["kl"]), seconds
+            self.config.updates, r["reward"], r["full"], off, max(r["kl"], default=math.nan), seconds
         )
 
 
