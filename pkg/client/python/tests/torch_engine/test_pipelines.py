@@ -325,6 +325,17 @@ def test_what_texts_are_encoded_to_is_returned(client, served, name):
     assert (card["conditioning_token_bytes"] < card["conditioning_bytes"]) == (name == "qwen-image")
 
 
+def test_the_vae_of_wan_is_float32_beside_a_network_in_bf16(served):
+    from meander.torch.engine import Settings, make_engine
+    from meander.torch.folder import Folder
+    from meander.torch.whole import Pipeline
+
+    family = Pipeline(Folder(served("wan").family.folder.path))
+    engine = make_engine(family, Settings("cpu", "bf16", threads=1))
+    engine.within(engine.check_decoder)
+    assert family.pipe.vae.dtype == torch.float32 and family.networks[""].dtype == torch.bfloat16
+
+
 def test_text_encoders_have_a_device_of_their_own(served, monkeypatch):
     """Here it has another name alone: what they are called with goes there, and what they give comes back."""
     from meander.torch import encoding
