@@ -110,8 +110,8 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "trajectory.*.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamVerdicts, Purpose: "rewards from outside, of people or batch jobs: one per sample and name",
-			Subjects: []string{Prefix + "verdict.*.*.*.*"}, Guarded: true, MaxBytes: gib / 4, MaxAge: 7 * day,
+			Name: StreamVerdicts, Purpose: "scores from outside: one per sample and name, or per group and function",
+			Subjects: []string{Prefix + "verdict.*.*.*.*", Prefix + "rating.*.*.*"}, Guarded: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
 			Name:     StreamRewards,
