@@ -44,7 +44,7 @@ var replySubjects = map[string]string{
 }
 
 // workersAnswers go to the inbox of the service that asked, where no one else may read.
-var workersAnswers = []string{"score_reply", "interact_reply", "teacher_reply"}
+var workersAnswers = []string{"score_reply", "interact_reply", "teacher_reply", "seen_reply"}
 
 // describedChannels reads the channels of the document, and nothing else of this project.
 func describedChannels(t *testing.T, document string) []described {
@@ -86,6 +86,9 @@ func describedChannels(t *testing.T, document string) []described {
 			d.Mode, d.Store, d.Filter = "bucket", c.Kept.Bucket, strings.TrimPrefix(d.Filter, "$KV."+c.Kept.Bucket+".")
 		case c.Kept.Stream != "" && doc.Streams[c.Kept.Stream].Retention == "limits":
 			d.Mode, d.Store = "stream", c.Kept.Stream
+		}
+		if d.Filter == "" {
+			t.Errorf("channel %s has no address, and nothing here says where its messages go", name)
 		}
 		for _, m := range c.Messages {
 			message := doc.Components.Messages[strings.TrimPrefix(m.Ref, "#/components/messages/")]
@@ -337,6 +340,16 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 			t.Fatalf("run %s: %+v", run, a)
 		}
 	}
+	drawn := new(schemas.Trajectory)
+	drawn.Run, drawn.UID, drawn.Lane = "images", "g", "synthetic"
+	if _, err := w.client.Seen(ctx, drawn, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Bus.Publish(ctx, &schemas.Update{
+		Run: "images", Lane: "synthetic", Tenant: schemas.TenantMain, Trainer: "night", Step: 1, At: 1,
+	}); err != nil {
+		t.Fatal(err)
+	}
 	// Logits of a vocabulary that is large enough for parts would take minutes.
 	w.Forge(t, schemas.PartSubject(schemas.TokensSubject("texts", "g", 0, schemas.StageMain, "attempt", 0), 0),
 		make([]byte, 64))
@@ -349,6 +362,11 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 		t.Fatalf("an unknown reward function: %v", err)
 	}
 	bustest.Dead(t, w.Bus, 1)
+	if _, err := w.client.Try(ctx, "images", &schemas.Prompt{
+		UID: "tried", Prompt: "a red fox", Routing: schemas.Routing{Model: "synthetic"},
+	}); err != nil {
+		t.Fatal(err)
+	}
 
 	adapter := parsedLoRA(t, loraFile(t, "model.layers.0.mlp.down_proj", 128, 384, 4, 7, 0))
 	pushed, err := w.client.PushPolicy(ctx, adapter, client.Push{Lane: "sums"})

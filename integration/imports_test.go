@@ -190,6 +190,8 @@ var layers = map[string][]string{
 	},
 	// Which stored samples a second pass of rewards is over, and what changes in it.
 	"services/rescore": {"pkg/view", "schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
+	// Weights back to their prompts, by what made each of them.
+	"services/prove": {"schemas", "pkg/bus", "pkg/estimator", "pkg/export", "pkg/models/lora", "pkg/view", "services/advantage", "services/intake", "services/rescore", "services/reward", "services/verify"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus", "pkg/stages", "pkg/tracing"}, // traces of what is stored
 	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},
@@ -197,7 +199,7 @@ var layers = map[string][]string{
 		"pkg/models/hub",
 		"pkg/view",
 		"pkg/models/media", "schemas", "pkg/auth", "pkg/bus", "pkg/counters", "pkg/natsd", "pkg/flow", "pkg/models/lm", "pkg/models/lm/families", "pkg/models/model", "pkg/models/model/families", "pkg/models/safetensors", "pkg/scorer", "pkg/estimator", "pkg/dataset", "pkg/client", "pkg/models/lora", "pkg/fields", "pkg/heap", "pkg/export", "pkg/results", "pkg/outcomes", "pkg/models/tensor/devices",
-		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
+		"services/intake", "services/sampler", "services/rescore", "services/reward", "services/advantage", "services/pipeline", "services/estimate", "services/verify", "services/prove", "services/teacher", "services/doctor", "services/janitor", "services/internal/boot", "services/internal/present", "services/sampler/engine/images", "services/sampler/engine/texts", "services/sampler/models", "services/sampler/weights",
 		"pkg/models/tokenizer", "pkg/models/strictjson", "services/trace", "services/ui", // the page, and tokens as text on it
 		"deploy", // examples
 	},
@@ -263,6 +265,7 @@ var testLayers = map[string][]string{
 	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
 	"pkg/export":                     {"pkg/bus/bustest", "pkg/results", "pkg/models/media/mediatest", "pkg/models/model/remote/remotetest", "services/pipeline"},
 	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
+	"services/prove":                 {"pkg/bus/bustest"},
 	"services/estimate":              {"pkg/bus/bustest", "pkg/models/media", "pkg/models/model"},
 	"services/doctor":                {"pkg/bus/bustest"},
 	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/media/mediatest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},

@@ -157,6 +157,40 @@ func inContext(t *testing.T, names []string) (sent []string) {
 	return sent
 }
 
+// The wheel is built of all files that git has of the client, and of the vectors to which it has a link.
+func TestInstall_Wheel(t *testing.T) {
+	t.Parallel()
+	var want []string
+	for _, name := range shipped(t) {
+		if file, is := strings.CutPrefix(name, "pkg/client/python/"); is {
+			want = append(want, file)
+		} else if file, is := strings.CutPrefix(name, "schemas/vectors/"); is {
+			want = append(want, "meander/certify/vectors/"+file)
+		}
+	}
+	dir := t.TempDir()
+	python := filepath.Join(dir, "python") // in place of a Python with the package build: lists what it is given
+	list := "#!/bin/sh\nset -e\nmkdir -p \"$5\"\ncd \"$7\" && find . -type f >\"$5/meander_rl-files\"\n"
+	if err := harness.WriteProgram(python, []byte(list)); err != nil {
+		t.Fatal(err)
+	}
+	c := exec.Command("deploy/release/wheel", python, dir, filepath.Join(dir, "out"))
+	c.Dir = root
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	out, err := os.ReadFile(filepath.Join(dir, "out", "meander_rl-files"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := strings.Fields(strings.ReplaceAll(string(out), "./", ""))
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Contains(got, "meander/certify/vectors/losses.json") || !slices.Equal(got, want) {
+		t.Errorf("built of %d files, want %d:\n%q\n%q", len(got), len(want), got, want)
+	}
+}
+
 // A program of an environment of Python starts the workers of that environment, activated or not.
 func TestInstall_EnvironmentOfPython(t *testing.T) {
 	t.Parallel()

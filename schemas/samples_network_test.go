@@ -7,10 +7,15 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// networkSamples have what only some networks take.
+// networkSamples have what only some networks take, and what only some trainers tell.
 func networkSamples(t testing.TB) []sample {
 	t.Helper()
 	return []sample{
+		{"update-ledger", &schemas.Update{
+			Run: "run-1", Lane: "tiny", Tenant: schemas.TenantMain, Trainer: "main", Step: 2, WeightsDigest: digestOf("weights"),
+			WeightsBefore: digestOf("before"), AverageDigest: digestOf("average"), Settings: `{"lr": 0.002}`, Code: "meander-rl 0.1.0, torch 2.8.0",
+			State: &schemas.Ref{Bucket: schemas.BlobBucket, Digest: digestOf("state"), Size: 4096},
+		}},
 		{"policy-guidance", &schemas.Policy{
 			Tenant: schemas.TenantMain,
 			Lane:   "flux", Model: "flux", Family: "flux1", LatentChannels: 64, PixelsPerToken: 16, Height: 64, Width: 64,

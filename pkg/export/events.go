@@ -4,13 +4,15 @@
 // name. This package reads it without a server; so can tar and any msgpack library.
 //
 //	MDR_TRAJECTORIES/0000000017-mdr.v1.trajectory.night.p1.0.main.msgpack
+//	MDR_POLICIES/0000000003-mdr.v1.policy.signs.main.msgpack
 //	blobs/<sha-256>
 //	SHA256SUMS
 //
 // The number is the event's sequence in the stream, the time of the file is when the event was stored. The last file
-// has the SHA-256 of all others, as sha256sum writes and checks it. [WriteArchive] writes an archive,
-// [WriteArchiveFile] one that goes on after a stop, [ReadArchive] reads and checks it, [CheckArchive] also says what it
-// lacks, [Import] stores its run on a server.
+// has the SHA-256 of all others, as sha256sum writes and checks it, and in a comment that of the archive up to there,
+// which [CheckSeal] compares. A run that was trained on has the versions of the weights that it names.
+// [WriteArchive] writes an archive, [WriteArchiveFile] one that goes on after a stop, [ReadArchive] reads and checks
+// it, [CheckArchive] also says what it lacks, [Import] stores its run on a server.
 //
 // A dataset is a folder of files that other programs load, each with whole groups, up to a size, in one of [Datasets]:
 //
@@ -71,11 +73,12 @@ type Entry struct {
 }
 
 // exportOrder is the order in which streams are written: steps before the trajectories that name them. Requests come
-// first: a sample whose request is gone by then has its trajectory.
+// first: a sample whose request is gone by then has its trajectory. The versions of the weights that a trained run
+// names come last: they are of lanes, not of runs.
 var exportOrder = []string{
 	schemas.StreamRequests, schemas.StreamParked, schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamSteps,
 	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages,
-	schemas.StreamControl, schemas.StreamUpdates,
+	schemas.StreamControl, schemas.StreamUpdates, schemas.StreamPolicies,
 }
 
 // isWorkQueue reports whether a consumer of the stream takes its messages away.
@@ -214,3 +217,6 @@ func headersOf(subject string, data []byte) map[string][]string {
 	}
 	return h
 }
+
+// Event returns the decoded event; nil of a blob, a part of an event, and what cannot be decoded.
+func (e *Entry) Event() schemas.Event { return e.event }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"os"
 	"syscall"
@@ -64,8 +63,8 @@ func WriteArchiveFile(ctx context.Context, b *bus.Bus, run schemas.Run, name str
 	if onDisk, err := os.Stat(file.Name()); err != nil || !os.SameFile(opened, onDisk) {
 		return nil, fmt.Errorf("%w: another process has ended or removed %s meanwhile", ErrBegun, file.Name())
 	}
-	f := &partFile{name: name, file: file, sum: sha256.New()}
-	f.exporter = newExporter(b, run, f)
+	f := &partFile{name: name, file: file}
+	f.exporter = newExporter(b, run, f, sha256.New())
 	f.added = f.saveSometimes
 	if err := f.resume(ctx); err != nil {
 		return f.summarize(), err
@@ -87,14 +86,12 @@ type partFile struct {
 	*exporter
 	name         string
 	file         *os.File
-	sum          hash.Hash
 	bytes, saved int64
 }
 
 // Write writes to the file, and notes what is in it.
 func (f *partFile) Write(p []byte) (int, error) {
 	n, err := f.file.Write(p)
-	f.sum.Write(p[:n])
 	f.bytes += int64(n)
 	return n, err
 }

@@ -19,7 +19,7 @@ import (
 var ErrOther = errors.New("the run is stored with other content")
 
 // importOrder is the order in which streams are stored: an event comes after the events that it names by sequence.
-var importOrder = append(slices.Clone(exportOrder[2:]), exportOrder[:2]...)
+var importOrder = append(slices.Clone(exportOrder[2:len(exportOrder)-1]), exportOrder[:2]...)
 
 // Imported counts what Import did. The Summary is that of the archive, but for MissingTrajectories: samples whose
 // rewards are there, and whose trajectories are not.
@@ -35,6 +35,8 @@ type Imported struct {
 type ImportOptions struct {
 	// WithoutSource stores a pass also where the run whose samples it scored is not stored.
 	WithoutSource bool
+	// Policies stores the versions of the weights, too: for a store of its own, as a lane that serves has its own.
+	Policies bool
 }
 
 // Import stores the run of an archive; it reads the archive several times. First it checks the archive, and compares
@@ -61,7 +63,11 @@ func Import(ctx context.Context, b *bus.Bus, r io.ReadSeeker, o ImportOptions) (
 	if err := m.findSources(ctx); err != nil {
 		return nil, failed(err)
 	}
-	for _, stream := range append([]string{""}, importOrder...) {
+	order := append([]string{""}, importOrder...)
+	if o.Policies {
+		order, m.newSeqs[schemas.StreamPolicies] = append(order, schemas.StreamPolicies), map[uint64]uint64{}
+	}
+	for _, stream := range order {
 		if err := m.storeStream(ctx, stream); err != nil {
 			return &m.result, failed(err)
 		}

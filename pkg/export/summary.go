@@ -67,7 +67,16 @@ type tally struct {
 	refs             map[string]namedRef // by digest
 	references       references
 	trajectories     map[uint64]bool // by sequence
+	weights          map[weights]bool
+	trained          bool // a trainer told of updates
 	leftOut, refused notes
+}
+
+// weights are a version of the weights of a lane, by their digest, or by the version where a sample has several.
+type weights struct {
+	lane    schemas.Lane
+	digest  string
+	version int64
 }
 
 // namedRef is a blob, and the first file that names it.
@@ -80,7 +89,7 @@ func newTally(run schemas.Run) *tally {
 	return &tally{
 		run: run, summary: Summary{Events: map[string]int{}}, blobs: map[string]bool{}, refs: map[string]namedRef{},
 		references:   references{sources: map[schemas.Run]bool{}, prompts: map[uint64]sampleID{}},
-		trajectories: map[uint64]bool{},
+		trajectories: map[uint64]bool{}, weights: map[weights]bool{},
 	}
 }
 
@@ -96,6 +105,16 @@ func (t *tally) count(e *Entry) {
 	t.summary.SourceRun = max(t.summary.SourceRun, t.references.add(e.event))
 	if e.Stream == schemas.StreamTrajectories {
 		t.trajectories[e.Seq] = true
+	}
+	switch of := e.event.(type) {
+	case *schemas.Trajectory:
+		t.weights[weights{of.Lane, of.WeightsDigest, 0}] = true
+		for v := of.PolicyVersionMin; v < of.PolicyVersionMax; v++ {
+			t.weights[weights{of.Lane, "", v}] = true
+		}
+	case *schemas.Update:
+		t.trained = true
+		t.weights[weights{of.Lane, of.WeightsDigest, 0}], t.weights[weights{of.Lane, of.WeightsBefore, 0}] = true, true
 	}
 	for _, ref := range e.Refs() {
 		if _, named := t.refs[ref.Digest]; !named {

@@ -2,12 +2,15 @@ package export
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
+	"iter"
 	"maps"
 	"path"
 	"slices"
@@ -27,7 +30,7 @@ func WriteArchive(ctx context.Context, b *bus.Bus, run schemas.Run, w io.Writer)
 	if err := schemas.CheckToken("run", run); err != nil {
 		return nil, err
 	}
-	x := newExporter(b, run, w)
+	x := newExporter(b, run, w, sha256.New())
 	err := x.write(ctx)
 	return x.summarize(), err
 }
@@ -38,6 +41,7 @@ type exporter struct {
 	bus   *bus.Bus
 	files *tar.Writer
 	sums  strings.Builder
+	sum   hash.Hash // of all bytes written
 	// leftBefore is leftOut as it was at the last file.
 	leftBefore notes
 	// limits are the sequences up to which events are written, by stream; empty until the work queues are.
@@ -53,9 +57,10 @@ type exporter struct {
 	added func() error
 }
 
-func newExporter(b *bus.Bus, run schemas.Run, w io.Writer) *exporter {
+func newExporter(b *bus.Bus, run schemas.Run, w io.Writer, sum hash.Hash) *exporter {
 	return &exporter{
-		tally: newTally(run), bus: b, files: tar.NewWriter(w), limits: map[string]uint64{},
+		tally: newTally(run), bus: b, files: tar.NewWriter(io.MultiWriter(w, sum)), sum: sum,
+		limits:  map[string]uint64{},
 		created: map[string]time.Time{}, added: func() error { return nil },
 	}
 }
@@ -67,7 +72,7 @@ func (x *exporter) write(ctx context.Context) error {
 		func() error { return x.writeBlobs(ctx) },
 		func() error { return x.writeNotes(ctx) },
 		ctx.Err,
-		func() error { return x.addFile(sumsFile, x.newest, []byte(x.sums.String())) },
+		x.writeSums,
 		x.files.Close,
 	} {
 		if err := write(); err != nil {
@@ -75,6 +80,15 @@ func (x *exporter) write(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// writeSums writes the list of digests, and the digest of all that is before it.
+func (x *exporter) writeSums() error {
+	if err := x.files.Flush(); err != nil {
+		return err
+	}
+	list := fmt.Sprintf("%s%s%x\n", x.sums.String(), sealMark, x.sum.Sum(nil))
+	return x.addFile(sumsFile, x.newest, []byte(list))
 }
 
 // writeEvents writes the events behind the last one.
@@ -99,7 +113,11 @@ func (x *exporter) writeEvents(ctx context.Context) error {
 		if x.lastEvent != nil && x.lastEvent.Stream == stream {
 			from = x.lastEvent.Seq + 1
 		}
-		for m, err := range storedEvents(ctx, x.bus, stream, x.run, from) {
+		events := storedEvents(ctx, x.bus, stream, x.run, from)
+		if stream == schemas.StreamPolicies {
+			events = x.policies(ctx, from)
+		}
+		for m, err := range events {
 			if err != nil {
 				return err
 			}
@@ -118,6 +136,36 @@ func (x *exporter) writeEvents(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// policies yields the policies with the weights that a trained run names, from a sequence on; of one that was announced
+// again the last. Of a run that no trainer told of there are none.
+func (x *exporter) policies(ctx context.Context, from uint64) iter.Seq2[*bus.Message, error] {
+	return func(yield func(*bus.Message, error) bool) {
+		if !x.trained {
+			return
+		}
+		last := map[weights]*bus.Message{}
+		for m, err := range x.bus.Read(ctx, schemas.StreamPolicies, nil, bus.ReadOptions{}) {
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			p := &schemas.Policy{}
+			named := m.Seq <= x.limits[schemas.StreamPolicies] && bus.Fits(m, p) == nil &&
+				(x.weights[weights{p.Lane, p.WeightsDigest, 0}] || x.weights[weights{p.Lane, "", p.PolicyVersion}])
+			if named {
+				last[weights{p.Lane, p.WeightsDigest, 0}] = m
+			}
+		}
+		for _, m := range slices.SortedFunc(maps.Values(last), func(a, b *bus.Message) int {
+			return cmp.Compare(a.Seq, b.Seq)
+		}) {
+			if m.Seq >= from && !yield(m, nil) {
+				return
+			}
+		}
+	}
 }
 
 // writeBlobs writes the blobs that the events name, in the order of their digests, behind the last one.

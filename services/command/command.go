@@ -203,13 +203,14 @@ type app struct {
 // commands makes each command of meander, by its name.
 func commands() map[string]func(*app) *cobra.Command {
 	return map[string]func(*app) *cobra.Command{
-		"auth": authCommand, "cancel": cancelCommand, "dead": deadCommand, "decode": decodeCommand,
-		"doctor": doctorCommand, "examples": examplesCommand, "gc": gcCommand, "man": manCommand,
-		"model": modelCommand, "parity": parityCommand, "pause": pauseCommand, "policy": policyCommand,
-		"prompts": promptsCommand, "prune": pruneCommand, "publish": publishCommand, "report": reportCommand,
-		"rescore": rescoreCommand, "resume": resumeCommand, "run": runCommand, "runs": runsCommand,
-		"scheduled": scheduledCommand, "show": showCommand, "status": statusCommand, "streams": streamsCommand,
-		"teacher": teacherCommand, "top": topCommand, "trace": traceCommand, "ui": uiCommand, "up": upCommand,
+		"auth": authCommand, "cancel": cancelCommand, "certify": certifyCommand, "dead": deadCommand,
+		"decode": decodeCommand, "doctor": doctorCommand, "examples": examplesCommand, "gc": gcCommand,
+		"man": manCommand, "model": modelCommand, "parity": parityCommand, "pause": pauseCommand,
+		"policy": policyCommand, "prompts": promptsCommand, "prove": proveCommand, "prune": pruneCommand,
+		"publish": publishCommand, "report": reportCommand, "rescore": rescoreCommand,
+		"resume": resumeCommand, "run": runCommand, "runs": runsCommand, "scheduled": scheduledCommand,
+		"show": showCommand, "status": statusCommand, "streams": streamsCommand, "teacher": teacherCommand,
+		"top": topCommand, "trace": traceCommand, "ui": uiCommand, "up": upCommand,
 		"verdict": verdictCommand, "verify": verifyCommand, "version": versionCommand, "watch": watchCommand,
 	}
 }

@@ -21,6 +21,7 @@ import (
 // verifyCommand makes the command 'meander verify'.
 func verifyCommand(a *app) *cobra.Command {
 	var run schemas.Run
+	var uid schemas.UID
 	options := verify.Options{Compute: models.Compute{Device: devices.Auto, DType: devices.Auto}}
 	var passes struct {
 		Tolerance float64 `key:"tolerance" range:"0.." help:"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more than 0 only to compare builds or backends"`
@@ -66,7 +67,9 @@ they say nothing about the samples.`,
 					fmt.Fprintf(out, "verified %d trajectories\n", n)
 				}
 			}
-			options.EngineKey = engineKey(options.Engine)
+			if options.EngineKey = engineKey(options.Engine); uid != "" {
+				options.UIDs = []schemas.UID{uid}
+			}
 			if err := checkCompute(options); err != nil {
 				return settingError(err)
 			}
@@ -84,7 +87,7 @@ they say nothing about the samples.`,
 	}
 	nameFlag(c.Flags(), &run, "run", "", "run; default the latest")
 	nameFlag(c.Flags(), &options.Lane, "lane", "", "only trajectories of this lane")
-	nameFlag(c.Flags(), &options.UID, "uid", "", "only trajectories of this group")
+	nameFlag(c.Flags(), &uid, "uid", "", "only trajectories of this group")
 	c.Flags().StringVar(&options.Open.Adapter, "adapter", "", "LoRA adapter of the samples")
 	c.Flags().Float64Var(&options.Open.AdapterScale, "adapter-scale", 1, "scale of the adapter")
 	fields.Bind("", &options.Compute).Register(c.Flags())

@@ -76,13 +76,16 @@ func questionOf(t *schemas.Trajectory) string {
 	return intake.Asked(t.Prompt, t.Text.Settings.Messages)
 }
 
-// Read finds the stored samples and results of a run. It fails if a group is still open, as its samples may still
-// come, and if the run is itself a pass or has no samples.
-func Read(ctx context.Context, b *bus.Bus, run schemas.Run) (*Source, error) {
+// Read finds the stored samples and results of a run, or of only some groups of it. It fails if a group is still open,
+// as its samples may still come, and if the run is itself a pass or has no samples.
+func Read(ctx context.Context, b *bus.Bus, run schemas.Run, only ...schemas.UID) (*Source, error) {
 	s := &Source{run: run, groups: map[schemas.UID]*group{}}
 	for t, err := range view.Trajectories(ctx, b, run, "*") {
 		if err != nil {
 			return nil, err
+		}
+		if len(only) > 0 && !slices.Contains(only, t.UID) {
+			continue
 		}
 		if len(t.Group.Stages) > 0 {
 			return nil, refuse("--run: %q has samples of several stages, which are not scored again; publish its "+
@@ -353,6 +356,9 @@ func (s *Source) Groups(advantages map[schemas.UID]*schemas.Advantage) (list []r
 	}
 	return list
 }
+
+// Group returns what the samples of a group share, as in the pass.
+func (s *Source) Group(uid schemas.UID) schemas.Group { return s.groups[uid].group }
 
 // Join turns a trajectory of the run into one of the pass.
 func (s *Source) Join(t *schemas.Trajectory, pass schemas.Run) {

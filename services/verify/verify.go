@@ -52,10 +52,10 @@ type Options struct {
 	Model []string `key:"model" help:"model to recompute with: a folder, a name, or ORG/NAME[@REVISION] of the Hugging Face Hub, once for each model of the run; default the models that its trajectories name"`
 	// Open is how the model is opened: the adapter that the samples were made with. It is for runs of one model.
 	Open model.Options `key:"-"`
-	// Lane and UID choose the trajectories of one lane, or of one group; empty: all.
-	Lane       schemas.Lane `key:"-"`
-	UID        schemas.UID  `key:"-"`
-	WeightsDir string       `key:"weights_dir" help:"shared folder with the transformers that were pushed by path"`
+	// Lane and UIDs choose the trajectories of one lane, or of some groups; empty: all.
+	Lane       schemas.Lane  `key:"-"`
+	UIDs       []schemas.UID `key:"-"`
+	WeightsDir string        `key:"weights_dir" help:"shared folder with the transformers that were pushed by path"`
 	// Compute chooses the device to compute on; the zero value is auto.
 	Compute models.Compute `key:"-"`
 	// EngineKey is the token of the workers of Engine; EngineNone: this program computes.
@@ -137,8 +137,14 @@ func (v *verifier) close() {
 func (v *verifier) checkAll(ctx context.Context) error {
 	lanes := map[schemas.Lane]bool{}
 	staged, isStaged := []schemas.UID{}, map[schemas.UID]bool{} // groups whose samples have several stages
-	filter := schemas.TrajectoryFilter(v.report.Run, cmp.Or(v.options.UID, "*"))
-	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, []string{filter}, bus.ReadOptions{}) {
+	var filters []string
+	for _, uid := range v.options.UIDs {
+		filters = append(filters, schemas.TrajectoryFilter(v.report.Run, uid))
+	}
+	if len(filters) == 0 {
+		filters = []string{schemas.TrajectoryFilter(v.report.Run, "*")}
+	}
+	for m, err := range v.bus.Read(ctx, schemas.StreamTrajectories, filters, bus.ReadOptions{}) {
 		if err != nil {
 			return fmt.Errorf("read trajectories: %w", err)
 		}
@@ -205,9 +211,9 @@ func (v *verifier) errNoneFound(lanes []schemas.Lane) error {
 		return nil
 	case len(lanes) > 0:
 		return fmt.Errorf("lane %q: run %q has none of it; must be one of %q", v.options.Lane, v.report.Run, lanes)
-	case v.options.UID != "":
+	case len(v.options.UIDs) > 0:
 		return fmt.Errorf("run %q has no stored trajectories of a group %q; 'meander show --run %s' lists the groups",
-			v.report.Run, v.options.UID, v.report.Run)
+			v.report.Run, v.options.UIDs[0], v.report.Run)
 	}
 	return fmt.Errorf("run %q has no stored trajectories; 'meander runs ls' lists the runs", v.report.Run)
 }

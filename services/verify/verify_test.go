@@ -291,10 +291,10 @@ func TestRun_Lanes(t *testing.T) {
 			[]verify.Missing{gone("sums", samples), gone("elsewhere", 1)},
 		},
 		{"a lane", verify.Options{Model: []string{"synthetic"}, Lane: "synthetic"}, samples, 0, nil},
-		{"a group", verify.Options{UID: "p2"}, 0, samples, nil},
+		{"a group", verify.Options{UIDs: []schemas.UID{"p2"}}, 0, samples, nil},
 		{
 			"another model",
-			verify.Options{Model: []string{"sums"}, UID: "p1"},
+			verify.Options{Model: []string{"sums"}, UIDs: []schemas.UID{"p1"}},
 			0, 0,
 			[]verify.Missing{gone("synthetic", samples)},
 		},
@@ -324,7 +324,7 @@ func TestRun_Lanes(t *testing.T) {
 			verify.Options{Lane: "signs"},
 			`lane "signs": run "r1" has none of it; must be one of ["elsewhere" "sums" "synthetic"]`,
 		},
-		"a group that is not there": {verify.Options{UID: "p9"}, `has no stored trajectories of a group "p9"`},
+		"a group that is not there": {verify.Options{UIDs: []schemas.UID{"p9"}}, `has no stored trajectories of a group "p9"`},
 		"an adapter of which": {verify.Options{
 			Open:  model.Options{Adapter: "x"},
 			Model: []string{"synthetic", "sums"},

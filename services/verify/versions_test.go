@@ -272,7 +272,7 @@ func TestRun_WeightsNotLoaded(t *testing.T) {
 	x.sample("before")
 	x.push()
 	x.sample("one")
-	o.UID = "one"
+	o.UIDs = []schemas.UID{"one"}
 	refused, pass := remotetest.Fail("weights", "no memory"), remotetest.Before(func() {})
 	for name, c := range map[string]struct {
 		load, velocity []remotetest.Play

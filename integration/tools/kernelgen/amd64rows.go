@@ -23,11 +23,14 @@ func rowsAMD64(w *writer) {
 		r.scale()
 		r.gate()
 		r.normMod()
+		r.patchIn()
+		r.patchOut()
 	}
 	r := rows{w: w, v: avx2}
 	r.sum64()
 	r.sumSq64()
 	r.scaleNorm()
+	(&rows{w: w, v: avx512}).scaleNorm8()
 	r.ropePairs()
 	r.ropeHalves()
 	r.transpose()

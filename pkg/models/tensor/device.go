@@ -172,6 +172,12 @@ type Session interface {
 	Upsample2(dst, x Image)
 }
 
+// Doubler is a session that convolves a doubled image without making it.
+type Doubler interface {
+	// DoubledConv2D is Upsample2 of x, then Conv2D of a 3x3 filter with SamePad(3): other bits, by rounding alone.
+	DoubledConv2D(dst, x Image, w Filter, e Epilogue)
+}
+
 // Activation is a function applied to each element.
 type Activation int
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -260,4 +261,9 @@ func Reference(ctx context.Context, name, out string, args ...string) ([]byte, e
 		return nil, err
 	}
 	return remote.Reference(ctx, dir, out, args...)
+}
+
+// Module runs a module of meander's Python package, see remote.Module.
+func Module(ctx context.Context, stdout, stderr io.Writer, module string, args ...string) (int, error) {
+	return remote.Module(ctx, stdout, stderr, module, args...)
 }

@@ -43,10 +43,13 @@ def metadata(wheel):
 
 def sources():
     package = HERE.parent / "meander"
-    return {
-        p.relative_to(package.parent).as_posix(): p.read_bytes()
-        for p in [*package.rglob("*.py"), *package.rglob("*.json"), package / "py.typed"]
-    }
+    files = (
+        pathlib.Path(folder, name)
+        for folder, _, names in os.walk(package, followlinks=True)  # a link leads to schemas/vectors
+        for name in names
+        if name.endswith((".py", ".json", ".md", "py.typed"))
+    )
+    return {p.relative_to(package.parent).as_posix(): p.read_bytes() for p in files}
 
 
 def test_wheel_has_the_program(wheel):

@@ -2718,14 +2718,24 @@ export interface Update {
   trainer: string;
   /** step is the count of the trainer's updates, from 1; 0: it begins with these weights. A trainer that restarts and makes an update again has it once: the first counts. */
   step: Integer;
-  /** batches are the ids of the batches that the trainer learned from, batch_digest is a digest of the events it read. */
+  /** batches are the ids of the batches that the trainer learned from, in order. batch_digest names what it learned of them: the samples with their settings, states, weights, rewards and advantages. */
   batches: string[] | null;
-  /** batches are the ids of the batches that the trainer learned from, batch_digest is a digest of the events it read. */
+  /** batches are the ids of the batches that the trainer learned from, in order. batch_digest names what it learned of them: the samples with their settings, states, weights, rewards and advantages. */
   batch_digest?: string | null;
-  /** policy_version is the version that has the new weights, weights_digest names these. */
+  /** policy_version is the version that has the new weights, weights_digest names these, weights_before those that the update began with. */
   policy_version: Integer;
-  /** policy_version is the version that has the new weights, weights_digest names these. */
+  /** policy_version is the version that has the new weights, weights_digest names these, weights_before those that the update began with. */
   weights_digest: string;
+  /** policy_version is the version that has the new weights, weights_digest names these, weights_before those that the update began with. Default: not told. */
+  weights_before?: string | null;
+  /** average_digest is the sha-256 of the adapter file with the running average of the weights. Default: there is none. */
+  average_digest?: string | null;
+  /** state is a safetensors file of what the update began with: the adapter, the optimizer's moments and the running average. Default: it is not kept. */
+  state?: Ref | null;
+  /** settings are the trainer's that decide the update, a JSON object; code names the versions of what computed it. Default: not told. */
+  settings?: string | null;
+  /** settings are the trainer's that decide the update, a JSON object; code names the versions of what computed it. Default: not told. */
+  code?: string | null;
   /** loss is what the update made smaller: a mean over its samples. */
   loss?: number | null;
   /** ratio is the mean ratio of probabilities under new and old weights. */
@@ -3037,7 +3047,7 @@ export const structs: Record<string, Record<string, string>> = {
   Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","media":"[Medium]?","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
-  Update: {"at":"int","batch_digest":"str?","batches":"[str]","clip_share":"number?","evaluation":"[Metric]?","grad_norm":"number?","groups":"int?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","ratio_max":"number?","run":"str","samples":"int?","staleness":"int?","step":"int","tenant":"str","trainer":"str","v":"int","weights_digest":"str"},
+  Update: {"at":"int","average_digest":"str?","batch_digest":"str?","batches":"[str]","clip_share":"number?","code":"str?","evaluation":"[Metric]?","grad_norm":"number?","groups":"int?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","ratio_max":"number?","run":"str","samples":"int?","settings":"str?","staleness":"int?","state":"Ref?","step":"int","tenant":"str","trainer":"str","v":"int","weights_before":"str?","weights_digest":"str"},
   Verdict: {"at":"int","author":"str?","comment":"str?","error":"str?","name":"str","run":"str","sample_index":"int","uid":"str","v":"int","value":"number?"},
   WeightSpan: {"begin":"int","end":"int","version":"str"},
   WeightsFile: {"bucket":"str?","digest":"str","path":"str?","size":"int"},

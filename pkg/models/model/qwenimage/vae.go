@@ -256,6 +256,21 @@ func convolve(s tensor.Session, f *frames, c *nn.Conv, x tensor.Image, how tenso
 	return out
 }
 
+// convolveDoubled is convolve of x at twice its height and width.
+func convolveDoubled(s tensor.Session, f *frames, c *nn.Conv, x tensor.Image) tensor.Image {
+	double, ok := s.(tensor.Doubler)
+	if !ok {
+		up := f.y.Image(1, 2*x.H, 2*x.W, x.C)
+		s.Upsample2(up, x)
+		return convolve(s, f, c, up, tensor.SamePad(3))
+	}
+	_, channels := c.W.Channels()
+	out := f.next.Image(1, 2*x.H, 2*x.W, channels)
+	double.DoubledConv2D(out, x, c.W, tensor.Epilogue{Bias: c.Bias})
+	f.x, f.next = f.next, f.x
+	return out
+}
+
 // decode turns packed latents [S, 4Z] of an image of height x width into pixels
 // [height, width, 3] in [-1, 1].
 func (v *autoencoder) decode(s tensor.Session, latents []float32, height, width int) []float32 {
@@ -284,9 +299,7 @@ func (v *autoencoder) decode(s tensor.Session, latents []float32, height, width 
 			x = d.ups[i].blocks[j].forward(s, f, x)
 		}
 		if r := d.ups[i].resize; r != nil {
-			up := f.y.Image(1, 2*x.H, 2*x.W, x.C)
-			s.Upsample2(up, x)
-			x = convolve(s, f, r, up, tensor.SamePad(3))
+			x = convolveDoubled(s, f, r, x)
 		}
 	}
 	s.L2Norm(x.Matrix(), x.Matrix(), d.norm, vaeNormEpsilon, tensor.SiLU)

@@ -41,16 +41,18 @@ type CPU struct {
 	linear linearTask
 	attn   attentionTask
 	conv   convTask
+	square patchTask
 	each   rowTask
 }
 
 // slot is the scratch of one thread.
 type slot struct {
-	tile  tile
-	edge  []float32 // a result tile that sticks out of dst
-	bias  []float32 // the bias of the last panel, padded
-	strip scratch   // scores of a few query rows
-	rows  [panelCols][]float32
+	tile    tile
+	patches patches
+	edge    []float32 // a result tile that sticks out of dst
+	bias    []float32 // the bias of the last panel, padded
+	strip   scratch   // scores of a few query rows; patches of a convolution
+	rows    [panelCols][]float32
 }
 
 // NewCPU returns a CPU with the fastest kernels. A nil pool is one thread.

@@ -32,6 +32,7 @@ type Device struct {
 var (
 	_ tensor.Device        = (*Device)(nil)
 	_ tensor.FewRowsPacker = (*Device)(nil)
+	_ tensor.Doubler       = (*session)(nil)
 )
 
 // NewDevice starts the threads and makes the sessions of a CPU device; the caller closes it. A
@@ -325,6 +326,11 @@ func (s *session) Scatter(dst, x tensor.Matrix, rows []int32) {
 
 func (s *session) Conv2D(dst, x tensor.Image, w tensor.Filter, c tensor.Conv, e tensor.Epilogue) {
 	s.cpu.Conv2D(hostImage(dst), hostImage(x), w.(*PackedConv), c, hostEpilogue(e))
+}
+
+// DoubledConv2D implements tensor.Doubler.
+func (s *session) DoubledConv2D(dst, x tensor.Image, w tensor.Filter, e tensor.Epilogue) {
+	s.cpu.DoubledConv2D(hostImage(dst), hostImage(x), w.(*PackedConv), hostEpilogue(e))
 }
 
 func (s *session) Upsample2(dst, x tensor.Image) { s.cpu.Upsample2(hostImage(dst), hostImage(x)) }

@@ -12,7 +12,8 @@
 // rows of a call, or the instruction set. This is because
 //
 //   - an element of a matrix product is one chain of fused multiply-adds over k in
-//     ascending order, acc = fma(a[i,k], b[k,j], acc), starting from the bias or 0,
+//     ascending order, acc = fma(a[i,k], b[k,j], acc), starting from the bias or 0; 3x3
+//     convolutions take such products of transformed pixels (see patches.go),
 //   - a sum along a row (softmax, norms) goes to 16 lanes, lane l adding the
 //     elements l, l+16, l+32, ... in ascending order, and the lanes are added
 //     pairwise: l and l+8, then l and l+4, l and l+2, l and l+1,

@@ -51,6 +51,10 @@ type kernelSet struct {
 	// ropeHalves rotates the pairs (i, i+n/2).
 	ropeHalves func(dst, x, cos, sin []float32)
 
+	// patchIn and patchOut are the transforms of convolutions by patches, see goPatchIn.
+	patchIn  func(t *patches)
+	patchOut func(t *patches)
+
 	// packPanel sets panel[p*16+r] = rows[r][p]; all rows are equally long.
 	packPanel func(panel []float32, rows *[panelCols][]float32)
 }

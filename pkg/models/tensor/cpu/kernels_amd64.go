@@ -44,6 +44,8 @@ var avx2Kernels = kernelSet{
 	scaleNorm:  scaleNormAVX2,
 	ropePairs:  ropePairsAMD64,
 	ropeHalves: ropeHalvesAVX2,
+	patchIn:    patchInAVX2,
+	patchOut:   patchOutAVX2,
 	packPanel:  packPanelAMD64,
 }
 
@@ -68,10 +70,22 @@ var avx512Kernels = kernelSet{
 	scale:      scaleAVX512,
 	gate:       gateAVX512,
 	normMod:    normModAVX512,
-	scaleNorm:  scaleNormAVX2,
+	scaleNorm:  scaleNormAVX512,
 	ropePairs:  ropePairsAMD64,
 	ropeHalves: ropeHalvesAVX2,
+	patchIn:    patchInAVX512,
+	patchOut:   patchOutAVX512,
 	packPanel:  packPanelAMD64,
+}
+
+// scaleNormAVX512 takes eight groups of whole vectors at a time, and leaves others to AVX2.
+func scaleNormAVX512(dst, x, w []float32, n, eps, floor, num float64) {
+	if eight := 8 * len(w); len(w)%panelCols == 0 && len(x) >= eight {
+		whole := len(x) / eight * eight
+		scaleNorm8AVX512(dst[:whole], x[:whole], w, n, eps, floor, num)
+		dst, x = dst[whole:], x[whole:]
+	}
+	scaleNormAVX2(dst, x, w, n, eps, floor, num)
 }
 
 // ropePairsAMD64 leaves the last pairs, fewer than a vector, to Go.

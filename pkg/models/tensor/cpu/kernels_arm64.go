@@ -32,6 +32,8 @@ var neonKernels = kernelSet{
 	scaleNorm:  goScaleNorm,
 	ropePairs:  goRopePairs,
 	ropeHalves: goRopeHalves,
+	patchIn:    goPatchIn,
+	patchOut:   goPatchOut,
 	packPanel:  goPackPanel,
 }
 

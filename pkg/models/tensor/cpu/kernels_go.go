@@ -27,6 +27,8 @@ var goKernels = kernelSet{
 	scaleNorm:  goScaleNorm,
 	ropePairs:  goRopePairs,
 	ropeHalves: goRopeHalves,
+	patchIn:    goPatchIn,
+	patchOut:   goPatchOut,
 	packPanel:  goPackPanel,
 }
 

@@ -159,6 +159,62 @@ func TestKernels_RowsHaveTheBitsOfGo(t *testing.T) {
 	}
 }
 
+// Groups of whole vectors, more and fewer than are taken at a time.
+func TestKernels_ScaleNormOfManyGroups(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 9))
+	for _, k := range assemblySets(t) {
+		for _, width := range []int{16, 32, 48} {
+			for groups := range 20 {
+				for _, in := range rowInputs(r, groups*width) {
+					w := normals(r, width, 1)
+					want := make([]float32, len(in))
+					goScaleNorm(want, in, w, float64(width), 1e-6, 1e-12, 3.3)
+					x, _ := guarded(t, in)
+					got, check := guarded(t, make([]float32, len(in)))
+					k.scaleNorm(got, x, w, float64(width), 1e-6, 1e-12, 3.3)
+					what := fmt.Sprintf("%s, %d groups of %d", k.name, groups, width)
+					check(what)
+					wantSame(t, what, got, want)
+					k.scaleNorm(x, x, w, float64(width), 1e-6, 1e-12, 3.3)
+					wantSame(t, what+", in place", x, want)
+				}
+			}
+		}
+	}
+}
+
+// Patches of a row, and nothing around them.
+func TestKernels_PatchesHaveTheBitsOfGo(t *testing.T) {
+	r := rand.New(rand.NewPCG(6, 1))
+	for _, k := range assemblySets(t) {
+		for _, c := range []int{16, 32, 48} {
+			for n := 1; n < 5; n++ {
+				pixels, plane := (patchOut*n+2)*c, n*c+5
+				stride := pixels + 3
+				for _, in := range rowInputs(r, (patchIn-1)*stride+pixels) {
+					run := func(k *kernelSet, what string) (planes, out []float32) {
+						planes, check := guarded(t, make([]float32, (patchTaps-1)*plane+n*c))
+						a := patches{src: &in[0], dst: &planes[0], plane: plane, stride: stride, n: n, channels: c}
+						k.patchIn(&a)
+						check(what)
+						bias := normals(rand.New(rand.NewPCG(1, 1)), c, 1)
+						out, check = guarded(t, make([]float32, (patchOut-1)*stride+patchOut*n*c))
+						a.src, a.dst, a.bias = &planes[0], &out[0], &bias[0]
+						k.patchOut(&a)
+						check(what)
+						return planes, out
+					}
+					what := fmt.Sprintf("%s, %d patches of %d channels", k.name, n, c)
+					planes, out := run(k, what)
+					wantPlanes, wantOut := run(&goKernels, what)
+					wantSame(t, what+", planes", planes, wantPlanes)
+					wantSame(t, what+", pixels", out, wantOut)
+				}
+			}
+		}
+	}
+}
+
 // putFloat64 stores all bits of v in two elements that are not NaN.
 func putFloat64(dst []float32, v float64) {
 	u := math.Float64bits(v)

@@ -51,6 +51,12 @@ func gateAVX2(dst, g, x, y []float32)
 func normModAVX2(dst, x, scale, shift []float32, mean, rstd float32)
 
 //go:noescape
+func patchInAVX2(t *patches)
+
+//go:noescape
+func patchOutAVX2(t *patches)
+
+//go:noescape
 func siluAVX512(dst, x []float32)
 
 //go:noescape
@@ -81,6 +87,12 @@ func gateAVX512(dst, g, x, y []float32)
 func normModAVX512(dst, x, scale, shift []float32, mean, rstd float32)
 
 //go:noescape
+func patchInAVX512(t *patches)
+
+//go:noescape
+func patchOutAVX512(t *patches)
+
+//go:noescape
 func sum64AVX2(x []float32) (ret float64)
 
 //go:noescape
@@ -88,6 +100,9 @@ func sumSq64AVX2(x []float32, mean float64) (ret float64)
 
 //go:noescape
 func scaleNormAVX2(dst, x, w []float32, n, eps, floor, num float64)
+
+//go:noescape
+func scaleNorm8AVX512(dst, x, w []float32, n, eps, floor, num float64)
 
 //go:noescape
 func ropePairsAVX2(dst, x, cos, sin []float32)

@@ -302,6 +302,10 @@ func convCases() []Case {
 	add("3x3", opts{2, 8, 16, 16, 16, 3, 3, same}, nil)
 	add("3x3 to colours", opts{1, 9, 13, 16, 3, 3, 3, same}, nil)
 	add("3x3 from colours", opts{1, 9, 40, 3, 24, 3, 3, same}, nil)
+	add("3x3 of panels", opts{2, 9, 31, 32, 48, 3, 3, same}, func(c *call, rows int) tensor.Epilogue {
+		return tensor.Epilogue{Bias: c.vector(48), Residual: c.in(rows, 48)}
+	})
+	add("3x3 of panels, unpadded", opts{2, 4, 9, 16, 16, 3, 3, tensor.Conv{Left: 2}}, nil)
 	add("3x3 wide", opts{1, 5, 3, 40, 70, 3, 3, same}, nil)
 	add("3x3 unpadded", opts{2, 6, 7, 5, 17, 3, 3, tensor.Conv{}}, nil)
 	add("3x3 down", opts{2, 8, 10, 16, 16, 3, 3, tensor.Conv{Stride: 2, Bottom: 1, Right: 1}}, nil)
@@ -313,6 +317,22 @@ func convCases() []Case {
 	add("gate", opts{2, 4, 6, 8, 16, 3, 3, same}, func(c *call, rows int) tensor.Epilogue {
 		return tensor.Epilogue{Bias: c.vector(16), Gate: c.in(2, 16), Group: c.groups(rows, 2)}
 	})
+	for _, channels := range [][2]int{{32, 16}, {5, 17}} {
+		in, out := channels[0], channels[1]
+		cases = append(cases, Case{"conv/doubled, to " + shape(out), "product", in * 9, func(c *call) tensor.Matrix {
+			x, dst := c.inImage(2, 7, 5, in), c.outImage(2, 14, 10, out)
+			w := c.filter(c.array(out, in, 3, 3))
+			e := tensor.Epilogue{Bias: c.vector(out), Act: tensor.SiLU, Residual: c.in(2*14*10, out)}
+			if double, ok := c.s.(tensor.Doubler); ok {
+				double.DoubledConv2D(dst, x, w, e)
+				return dst.Matrix()
+			}
+			up := c.s.Factors(2*14*10*in).Image(2, 14, 10, in)
+			c.s.Upsample2(up, x)
+			c.s.Conv2D(dst, up, w, same, e)
+			return dst.Matrix()
+		}})
+	}
 	cases = append(cases, Case{"upsample", "copy", 0, func(c *call) tensor.Matrix {
 		x, dst := c.inImage(2, 3, 5, 7), c.outImage(2, 6, 10, 7)
 		c.s.Upsample2(dst, x)

@@ -1,4 +1,5 @@
-"""python -m meander.certify: the command."""
+"""Holds losses, log-probs and advantages of a trainer, and what an engine draws, against public formulas. It says what
+was measured, and needs no pipeline. Exit status: 0 all agrees, 1 something differs, 2 wrong usage."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from . import adapters, engine, engines, report, suite, trainer
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line. Exit status: 0 all agrees, 1 something differs, 2 wrong usage."""
+    """Runs a command line, and gives its exit status."""
     parser = argparse.ArgumentParser(prog="meander certify", description=__doc__)
     forms = argparse.ArgumentParser(add_help=False)
     forms.add_argument("--format", choices=("table", "markdown", "json"), default="table")
@@ -35,7 +36,11 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         findings = _trainer(o) if o.command == "trainer" else _engine(o)
     except (ValueError, ImportError, OSError) as fault:
-        print(f"certify: {fault}", file=sys.stderr)
+        hint = ""
+        if isinstance(fault, ImportError) and "pip install" not in str(fault):
+            extra = o.subject if o.subject in ("trl", "verl") else "train"
+            hint = f"; pip install 'meander-rl[{extra}]' has what meander needs"
+        print(f"certify: {fault}{hint}", file=sys.stderr)
         return 2
     print(report.text(findings, o.format))
     return int(report.failed(findings))

@@ -7,10 +7,12 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import pathlib
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -117,11 +119,23 @@ class Lane(Adapter):
             self.images, self.says["noise"] = self._drawn, "philox of noise_seed, in turn"
 
     def _start(self) -> None:
-        command = [shutil.which("meander") or "bin/meander", "up", "--model", self.where, "--store", self.store,
-                   "--listen", self.url, "--batch", "16"]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        folders = os.pathsep.join((os.environ.get("PATH", ""), os.path.dirname(sys.executable), "bin"))
+        if not (program := shutil.which("meander", path=folders)):
+            raise ValueError("no program meander in PATH: pip install meander-rl, or make build in a clone")
+        log = pathlib.Path(self.store, "log")
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                [program, "up", "--model", self.where, "--store", self.store, "--listen", self.url, "--batch", "16"],
+                stdout=out, stderr=out,
+            )  # fmt: skip
         host, _, port = self.url.partition(":")
-        _until(lambda: socket.create_connection((host, int(port)), 1).close(), 60)
+
+        def reached() -> None:
+            if self.process.poll() is not None:
+                raise ValueError(f"meander up ended:\n{log.read_text().strip()}")
+            socket.create_connection((host, int(port)), 1).close()
+
+        _until(reached, 60, but=ValueError)
 
     @staticmethod
     def _stop(process: Any) -> None:
@@ -371,13 +385,13 @@ def _free() -> int:
         return int(s.getsockname()[1])
 
 
-def _until(call: Callable[[], Any], seconds: float) -> Any:
-    """What a call returns once it does not fail; its last failure after some seconds."""
+def _until(call: Callable[[], Any], seconds: float, but: tuple[type[Exception], ...] | type[Exception] = ()) -> Any:
+    """What a call returns once it does not fail; its last failure after some seconds, and one of but at once."""
     end = time.monotonic() + seconds
     while True:
         try:
             return call()
-        except Exception:
-            if time.monotonic() > end:
+        except Exception as fault:
+            if isinstance(fault, but) or time.monotonic() > end:
                 raise
             time.sleep(0.1)

@@ -101,7 +101,7 @@ def _encoded(frames: npt.NDArray[np.uint8]) -> bytes:
 async def stored(client: Client, conditions: Mapping[str, Any], timeout: float) -> list[Event]:
     """Stores conditions by their names, and returns them as a prompt has them. Several of one name are a list. Waits
     for a server that is away, and for the store of a pipeline that has just started."""
-    from .policy import _put_blob
+    from .policy import put_blob
 
     out: list[Event] = []
     for name, given in sorted(conditions.items()):
@@ -114,7 +114,7 @@ async def stored(client: Client, conditions: Mapping[str, Any], timeout: float) 
             except (ValueError, OSError) as fault:
                 raise ValueError(f"conditions: {name}: {fault}") from fault
             try:
-                ref = await retry_while_away(partial(_put_blob, client, data), timeout)
+                ref = await retry_while_away(partial(put_blob, client, data), timeout)
             except Exception as e:
                 if not means_away(e):
                     raise

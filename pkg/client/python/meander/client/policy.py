@@ -139,7 +139,7 @@ async def push_policy(
                 "adapter: changes nothing: lora_B is 0 everywhere; for the checkpoint alone push None"
             )
         digest = weights_digest(now["base_digest"], file, effective, scale)
-        ref = await _put_blob(client, file)
+        ref = await put_blob(client, file)
         return {"weights_digest": digest, "adapter": {"file": ref, "config": settings, "scale": float(scale)}}
 
     return await _follow(client, lane, following, rule, version, by, note, lease)
@@ -286,7 +286,7 @@ async def _stored_files(
     if weights_dir is None:
         refs = list[Event]()
         while (file := await asyncio.to_thread(next, files, None)) is not None:
-            put = partial(_put_blob, client, _mapped(file) if isinstance(file, Path) else file)
+            put = partial(put_blob, client, _mapped(file) if isinstance(file, Path) else file)
             try:
                 refs.append(await retry_while_away(put, patience))
             except Exception as err:
@@ -706,7 +706,7 @@ def weights_digest(base: str, file: bytes, config: bytes, scale: float) -> str:
     return hashlib.sha256(f"{base}\n{d.hexdigest()} {bits:x}\n".encode()).hexdigest()
 
 
-async def _put_blob(client: Client, data: bytes | memoryview | weightsdir.Pieces) -> Event:
+async def put_blob(client: Client, data: bytes | memoryview | weightsdir.Pieces) -> Event:
     """Stores bytes under their SHA-256, unless they are there. Pieces are asked for twice: to name them, and to send
     them."""
     pieces: weightsdir.Pieces = data if callable(data) else partial(_sliced, data)

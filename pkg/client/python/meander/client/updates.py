@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
 NUMBERS = set(UpdateNumbers.__annotations__)
 """The numbers of an update."""
+LEDGER = {"weights_before", "average_digest", "state", "settings", "code"}
+"""What else an update may name, for `meander prove`."""
 
 
 class Updates:
@@ -31,13 +33,15 @@ class Updates:
     async def update(
         self, /, run: str, lane: str, step: int, *, trainer: str = "main", batches: Sequence[str] = (),
         batch_digest: str = "", policy_version: int = 0, weights_digest: str = "",
-        evaluation: Mapping[str, float] | None = None, **numbers: Unpack[UpdateNumbers],
+        evaluation: Mapping[str, float] | None = None, ledger: Mapping[str, Any] | None = None, **numbers: Unpack[UpdateNumbers],
     ) -> bool:
         """Tells an update of a lane's weights (update/1) to those who look on, and returns whether it is new: the first
         of a trainer's step counts, so a trainer that restarts tells its updates again without harm.
 
         step counts the trainer's updates from 1. trainer is a name where several learn from one run. numbers are those
-        that there are, listed below; None and what is not finite are left out.
+        that there are, listed below; None and what is not finite are left out. ledger has, by their names in the
+        contract, what `meander prove` walks back by: weights_before, average_digest, state, settings, code.
+        batch_digest is Batch.digest().
 
         ValueError: a number that an update does not have. EventError: the place of the update holds something else.
         """
@@ -49,6 +53,9 @@ class Updates:
             "policy_version": int(policy_version), "weights_digest": weights_digest, "at": time.time_ns(),
             **{k: _number(k, v) for k, v in _known(numbers)},
         }  # fmt: skip
+        if unknown := sorted((ledger or {}).keys() - LEDGER):
+            raise ValueError(f"ledger: {unknown[0]}; must be of {', '.join(sorted(LEDGER))}")
+        event |= {k: v for k, v in (ledger or {}).items() if v}
         if batch_digest:
             event["batch_digest"] = batch_digest
         if evaluation:

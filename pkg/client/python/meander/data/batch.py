@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -363,18 +364,22 @@ class Batch(Mapping[str, Any]):
             )
 
     def digest(self) -> str:
-        """Returns a SHA-256 over the content: settings, seeds, weights, log-probs and images of the rollouts, rewards
-        and advantages, and the statuses of the other samples. Equal batches have equal digests, even if the same
-        weights have another version: times, names of processes and policy_version are left out."""
-        h = hashlib.sha256(b"meander batch 3")
-        for name, a in sorted(self.arrays.items()):
-            if name not in (*_OF_STEPS, "policy_version", "policy_versions"):
-                h.update(f"{name} {a.dtype.str} {a.shape}\n".encode())
-                h.update(np.ascontiguousarray(a).view(np.uint8).data)
+        """Returns a SHA-256 over the content: samples with their settings, weights, log-probs, tokens and media, rewards
+        and advantages, and the statuses of the other samples. Equal batches have equal digests, even if the same weights
+        have another version: times, names of processes and policy_version are left out. The lines are those of
+        schemas.BatchDigest."""
+        h = hashlib.sha256(b"meander batch 4\n")
         for g in self.groups:
+            h.update(f"{g.uid} {g.advantage['estimator']}\n".encode())
             for s in g.samples:
-                media = [m["digest"] for m in s.facts.get("media") or ()]
-                h.update(f"{g.uid} {s.member['sample_index']} {s.member['status']} {media}\n".encode())
+                t, m = s.facts, s.member
+                facts = _content(t), *(t.get(k) or "-" for k in ("schedule_digest", "weights_digest"))
+                media = ",".join(x["digest"] for x in t.get("media") or ()) or "-"
+                numbers = _bits([m["reward"]]), _bits([m["advantage"]]), _bits(m.get("step_advantages") or ())
+                line = (m["sample_index"], t.get("stage") or "-", m["status"], *facts, media, *numbers)
+                h.update((" ".join(map(str, line)) + "\n").encode())
+            for c in g.advantage.get("credits") or ():
+                h.update(f"{c['stage']} {c.get('track') or '-'} {_bits(c['values'])}\n".encode())
         return h.hexdigest()
 
     def recompute_log_prob(self, velocity: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -587,6 +592,20 @@ def scales_of(trajectory: AnyEvent) -> list[float]:
     if len(scales) != steps and (scales or trajectory["true_cfg_scale"] > 1):
         raise EventError(f"{trajectory['uid']}: cfg_scales: {len(scales)}; must be those of the {steps} steps")
     return scales or [1.0] * steps
+
+
+def _bits(values: Sequence[float | None]) -> str:
+    """The IEEE 754 bits of numbers, as digest has them."""
+    return ",".join("-" if v is None else struct.pack(">d", v).hex() for v in values) or "-"
+
+
+def _content(trajectory: AnyEvent) -> str:
+    """What digest has of the steps of a sample: its log-probs, of a text the digests of its tokens and log-probs."""
+    if (text := trajectory.get("text")) is None:
+        return _bits(trajectory.get("log_probs") or ())
+    held: list[Any] = [text.get(k) for k in ("ids", "mask", "log_probs", "processed_log_probs")]
+    sums = (t["ref"]["digest"] if t.get("ref") else hashlib.sha256(t["data"]).hexdigest() for t in held if t)
+    return ",".join(sums) or "-"
 
 
 def _alike(group: Group) -> list[list[Sample]]:

@@ -5279,13 +5279,26 @@ class Update(TypedDict):
     trainer: names the one that made the update, where several learn from the run (token).
     step: the count of the trainer's updates, from 1; 0: it begins with these weights. A trainer that
         restarts and makes an update again has it once: the first counts (integer ≥ 0).
-    batches: the ids of the batches that the trainer learned from, batch_digest is a digest of the events it
-        read (list of token).
-    batch_digest: batches are the ids of the batches that the trainer learned from, batch_digest is a digest
-        of the events it read (digest).
-    policy_version: the version that has the new weights, weights_digest names these (integer ≥ 0).
-    weights_digest: policy_version is the version that has the new weights, weights_digest names these (text,
-        0 to 256 bytes).
+    batches: the ids of the batches that the trainer learned from, in order. batch_digest names what it
+        learned of them: the samples with their settings, states, weights, rewards and advantages (list of
+        token).
+    batch_digest: batches are the ids of the batches that the trainer learned from, in order. batch_digest
+        names what it learned of them: the samples with their settings, states, weights, rewards and
+        advantages (digest).
+    policy_version: the version that has the new weights, weights_digest names these, weights_before those
+        that the update began with (integer ≥ 0).
+    weights_digest: policy_version is the version that has the new weights, weights_digest names these,
+        weights_before those that the update began with (text, 0 to 256 bytes).
+    weights_before: policy_version is the version that has the new weights, weights_digest names these,
+        weights_before those that the update began with (text, 0 to 256 bytes). Default: not told.
+    average_digest: the sha-256 of the adapter file with the running average of the weights (sha256).
+        Default: there is none.
+    state: a safetensors file of what the update began with: the adapter, the optimizer's moments and the
+        running average (map). Default: it is not kept.
+    settings: the trainer's that decide the update, a JSON object; code names the versions of what computed
+        it (text, 0 to 4096 bytes). Default: not told.
+    code: settings are the trainer's that decide the update, a JSON object; code names the versions of what
+        computed it (text, 0 to 256 bytes). Default: not told.
     loss: what the update made smaller: a mean over its samples (number).
     ratio: the mean ratio of probabilities under new and old weights (number ≥ 0).
     ratio_max: the largest ratio of probabilities under new and old weights (number ≥ 0).
@@ -5314,15 +5327,31 @@ class Update(TypedDict):
     """the count of the trainer's updates, from 1; 0: it begins with these weights. A trainer that restarts and
     makes an update again has it once: the first counts (integer ≥ 0)."""
     batches: list[str]
-    """the ids of the batches that the trainer learned from, batch_digest is a digest of the events it read (list of
-    token)."""
+    """the ids of the batches that the trainer learned from, in order. batch_digest names what it learned of them:
+    the samples with their settings, states, weights, rewards and advantages (list of token)."""
     batch_digest: NotRequired[str | None]
-    """batches are the ids of the batches that the trainer learned from, batch_digest is a digest of the events it
-    read (digest)."""
+    """batches are the ids of the batches that the trainer learned from, in order. batch_digest names what it
+    learned of them: the samples with their settings, states, weights, rewards and advantages (digest)."""
     policy_version: int
-    """the version that has the new weights, weights_digest names these (integer ≥ 0)."""
+    """the version that has the new weights, weights_digest names these, weights_before those that the update began
+    with (integer ≥ 0)."""
     weights_digest: str
-    """policy_version is the version that has the new weights, weights_digest names these (text, 0 to 256 bytes)."""
+    """policy_version is the version that has the new weights, weights_digest names these, weights_before those that
+    the update began with (text, 0 to 256 bytes)."""
+    weights_before: NotRequired[str | None]
+    """policy_version is the version that has the new weights, weights_digest names these, weights_before those that
+    the update began with (text, 0 to 256 bytes). Default: not told."""
+    average_digest: NotRequired[str | None]
+    """the sha-256 of the adapter file with the running average of the weights (sha256). Default: there is none."""
+    state: NotRequired[Ref | None]
+    """a safetensors file of what the update began with: the adapter, the optimizer's moments and the running
+    average (map). Default: it is not kept."""
+    settings: NotRequired[str | None]
+    """the trainer's that decide the update, a JSON object; code names the versions of what computed it (text, 0 to
+    4096 bytes). Default: not told."""
+    code: NotRequired[str | None]
+    """settings are the trainer's that decide the update, a JSON object; code names the versions of what computed it
+    (text, 0 to 256 bytes). Default: not told."""
     loss: NotRequired[float | None]
     """what the update made smaller: a mean over its samples (number)."""
     ratio: NotRequired[float | None]

@@ -167,6 +167,10 @@ class Config:
         False, "let the server free the steps of a batch once it is learned from: a long run takes the space of two "
         "batches, and cannot be verified or replayed", _RUN
     )
+    keep_states: int = _setting(
+        16 << 20, "bytes: what an update begins with (the adapter, the optimizer's moments, the running average) is stored "
+        "with it where it is at most so large, so that --replay makes the update again to the bit; 0: never", _RUN
+    )
     patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
     track: str = _setting(
@@ -209,7 +213,7 @@ class Config:
                 raise ValueError(f"--{flag(field.name)}: {value}; must be above 0")
         for name in (
             "beta", "weight_decay", "ratio_factor", "gold_drop", "diversity_floor", "kl_limit", "reward_drop",
-            "test_steps", "ahead", "variety", "sheet",
+            "test_steps", "ahead", "variety", "sheet", "keep_states",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be at least 0")
@@ -385,6 +389,15 @@ def weighted(text: str) -> list[dict[str, Any]]:
 def flag(name: str) -> str:
     """The name of the flag of a field."""
     return name.replace("_", "-")
+
+
+def decisive() -> list[str]:
+    """The names of the settings that decide what an update makes of a batch."""
+    names = ("generic", "trust_class", "estimator", "group_size", "model", "reward")
+    return [
+        f.name for f in dataclasses.fields(Config)
+        if f.metadata["section"] == _LOSS and f.name != "device" or f.name in (*names, "seed", "threads")
+    ]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

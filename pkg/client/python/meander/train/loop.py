@@ -26,7 +26,7 @@ from ..data.staged import StagedBatch
 from ..client.tasks import check_cancelled
 from ..torch.faults import Fault
 from ..torch.family import Size
-from . import distributed, evaluate, losses, prompts, records
+from . import distributed, evaluate, ledger, losses, prompts, records
 from .alarms import FATAL, UNCHANGED, Alarms
 from .config import Config
 from .learner import Learner, Report
@@ -187,7 +187,7 @@ class Trainer:
         """Makes one update. Returns why the run stops, if it does."""
         clock, done, parts, lr = _Clock(), list[dict[str, Any]](), self.config.accumulate, self.config.learning_rate(
             self.updated)
-        marks = list[asyncio.Future[Any]]()
+        marks, began = list[asyncio.Future[Any]](), await self._began()
         try:
             for part in range(parts):
                 whole, batch, behind = await self._next(clock, part)
@@ -234,10 +234,17 @@ class Trainer:
             if self.first:
                 self._checkpoint(state)
         if self.first:
-            await self._tell()
+            await self._tell(began.told(self.config, self.learner) if done else {})
         return why
 
-    async def _tell(self) -> None:
+    async def _began(self) -> ledger.Began:
+        """What the next update begins with; the state is in the first process alone."""
+        state, size = None, sum(t.nbytes for t in self.learner.adapter.values())
+        if (3 + bool(self.learner.average)) * size <= self.config.keep_states and not self.config.follow:
+            state = await self._state()
+        return ledger.Began(self.stream.weights, ledger.packed(state) if state and self.first else None)
+
+    async def _tell(self, told: dict[str, Any] | None = None) -> None:
         """Tells the last update, when a crash does not take it back any more: trainers of other stages go on by it."""
         if self.config.follow:
             return
@@ -245,7 +252,8 @@ class Trainer:
             next((r for r in self.records.of(kind)[-1:] if r["update"] == self.updated), {})
             for kind in ("update", "evaluation")
         )
-        await self.stream.tell(self.updated, update, {k: v for k, v in evaluation.items() if isinstance(v, float)})
+        floats = {k: v for k, v in evaluation.items() if isinstance(v, float)}
+        await self.stream.tell(self.updated, update, floats, told or {})
 
     async def _ask(self, count: int) -> None:
         """Publishes the prompts of so many batches behind those that were read, unless they are there."""

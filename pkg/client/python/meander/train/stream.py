@@ -21,6 +21,7 @@ from ..client.tasks import Wait, retry_while_away, together
 from . import distributed
 from .config import Config
 from .evaluate import publish
+from .ledger import joined
 from .model import Network, digest
 from .prompts import batch_id
 
@@ -187,16 +188,21 @@ class Stream:
         """Makes the samplers serve the checkpoint without an adapter, unless they do, and returns its version."""
         return await self._serve(None, "a new training run")
 
-    async def tell(self, update: int, record: dict[str, Any], evaluation: dict[str, float]) -> None:
+    async def tell(
+        self, update: int, record: dict[str, Any], evaluation: dict[str, float], ledger: dict[str, Any]
+    ) -> None:
         """Publishes an update of the weights that were pushed last, for those who look on and for trainers beside this
-        one. record: its line of the log; empty: it changed nothing, or is 0, and the trainer begins."""
-        digest, names = record.get("batch_digest", ""), record.get("batch", "")
+        one. record: its line of the log; empty: it changed nothing, or is 0, and the trainer begins. ledger: see
+        Began.told; empty after a restart."""
+        digests, names = record.get("batch_digest", ""), record.get("batch", "")
+        if ledger.get("state"):  # just before it is named: what nothing names is swept
+            ledger = {**ledger, "state": await self.patiently(policy.put_blob, self.client, ledger["state"])}
         kl = [x for x in record.get("kl", ()) if x is not None]
         await self.patiently(
             self.client.update, self.config.run, self.lane, update, trainer=self.config.trainer,
-            batches=names.split("+") if names else [], batch_digest="" if "+" in digest else digest,
+            batches=names.split("+") if names else [], batch_digest=joined(digests.split("+")) if digests else "",
             policy_version=self.version, weights_digest=self.weights, evaluation=evaluation,
-            clip_share=record.get("clipped"), kl=max(kl, default=None), staleness=record.get("behind"), **{
+            ledger=ledger, clip_share=record.get("clipped"), kl=max(kl, default=None), staleness=record.get("behind"), **{
                 name: record.get(name)
                 for name in ("loss", "ratio", "ratio_max", "lr", "grad_norm", "groups", "samples")
             },

@@ -1,0 +1,277 @@
+package prove
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/advantage"
+	"github.com/meander-rl/meander/services/intake"
+	"github.com/meander-rl/meander/services/rescore"
+	"github.com/meander-rl/meander/services/reward"
+	"github.com/meander-rl/meander/services/verify"
+)
+
+// again computes what led to the groups of an update once more, link by link. An error is of the server, or of ctx.
+func (p *prover) again(ctx context.Context, groups []schemas.TrainedGroup, of string) error {
+	for _, link := range []struct {
+		name string
+		do   func(context.Context, []schemas.TrainedGroup, string) (verdict, what string, err error)
+	}{
+		{LinkTrajectories, p.trajectoriesAgain},
+		{LinkRewards, p.rewardsAgain},
+		{LinkAdvantages, p.advantagesAgain},
+		{LinkPrompts, p.promptsAgain},
+	} {
+		if !p.asked(link.name, of) {
+			continue
+		}
+		verdict, what, err := link.do(ctx, groups, of)
+		if err != nil {
+			return fmt.Errorf("%s: %w", link.name, err)
+		}
+		p.add(link.name, of, verdict, "%s", what)
+	}
+	return nil
+}
+
+func uidsOf(groups []schemas.TrainedGroup) (out []schemas.UID) {
+	for _, g := range groups {
+		out = append(out, g.UID)
+	}
+	return out
+}
+
+// trajectoriesAgain computes steps, digests and log-probs again, as 'meander verify' does.
+func (p *prover) trajectoriesAgain(ctx context.Context, groups []schemas.TrainedGroup, _ string,
+) (verdict, what string, err error) {
+	o := p.options.Verify
+	o.UIDs = uidsOf(groups)
+	r, err := verify.Run(ctx, p.bus, p.archive.run, o)
+	_, model := errors.AsType[*verify.ModelError](err)
+	_, weights := errors.AsType[*verify.WeightsError](err)
+	switch {
+	case model:
+		return Unchecked, err.Error() + "; name its folder with --model", nil
+	case weights:
+		return Unchecked, err.Error(), nil
+	case err != nil:
+		return "", "", err
+	}
+	counted := fmt.Sprintf("%d samples: %d log-probs of steps computed again, max |ratio-1| = %g", r.Trajectories,
+		r.Steps, float64(r.MaxRatio))
+	if r.Tokens > 0 {
+		counted = fmt.Sprintf("%d samples: %d tokens drawn again, max difference %g", r.Trajectories, r.Tokens,
+			float64(r.MaxTokenDifference))
+	}
+	faults := r.Faults(p.options.Tolerance)
+	if len(faults) == 0 {
+		return Holds, counted, nil
+	}
+	if len(r.Mismatches) > 0 {
+		m := r.Mismatches[0]
+		return Broken, fmt.Sprintf("%s #%d step %d: %s; %s", m.UID, m.SampleIndex, m.StepIndex, m.What,
+			strings.Join(faults, "; ")), nil
+	}
+	if r.Unproven != "" && len(faults) == 1 || len(r.Missing) == len(faults) {
+		return Unchecked, counted + "; " + strings.Join(faults, "; "), nil
+	}
+	return Broken, counted + "; " + strings.Join(faults, "; "), nil
+}
+
+// pass makes a pass over groups, with their own rewards and estimator. A why says what of the run is scored by nobody
+// again.
+func (p *prover) pass(ctx context.Context, of string, groups []schemas.TrainedGroup) (run schemas.Run,
+	s *rescore.Source, why string, err error,
+) {
+	run = schemas.Run(strings.ReplaceAll("prove-"+of, " ", "-"))
+	s, err = rescore.Read(ctx, p.bus, p.archive.run, uidsOf(groups)...)
+	if err == nil {
+		err = s.Apply(p.archive.run, rescore.Change{})
+	}
+	if refused, ok := errors.AsType[*rescore.RequestError](err); ok {
+		return run, nil, refused.Error(), nil
+	}
+	if err == nil {
+		err = s.OpenGroups(ctx, p.bus, run)
+	}
+	return run, s, "", err
+}
+
+// rewardsAgain scores the samples again, and compares each score.
+func (p *prover) rewardsAgain(ctx context.Context, groups []schemas.TrainedGroup, of string) (string, string, error) {
+	pass, source, why, err := p.pass(ctx, "rewards-"+of, groups)
+	if err != nil || why != "" {
+		return Unchecked, why, err
+	}
+	names := source.RewardNames()
+	if err := reward.CheckNames(p.options.Reward, names); err != nil {
+		return Unchecked, fmt.Sprintf("they cannot be scored here: %v", err), nil
+	}
+	err = reward.Rescore(ctx, p.options.Reward, p.bus, p.options.Log, reward.Pass{
+		Samples: source.Samples(nil), Change: func(t *schemas.Trajectory) { source.Join(t, pass) },
+	})
+	if err != nil {
+		return "", "", err
+	}
+	stored, err := view.Rewards(ctx, p.bus, p.archive.run, "*")
+	if err != nil {
+		return "", "", err
+	}
+	made, err := view.Rewards(ctx, p.bus, pass, "*")
+	if err != nil {
+		return "", "", err
+	}
+	scores, worst, what := 0, Holds, ""
+	for _, g := range groups {
+		for _, m := range g.Members {
+			key, at := view.Key{UID: g.UID, Index: m.SampleIndex}, fmt.Sprintf("%s #%d", g.UID, m.SampleIndex)
+			was, now := stored[key], made[key]
+			if m.Reward == nil && was == nil {
+				continue // it had not come when the group closed
+			}
+			if was == nil || now == nil {
+				return Unchecked, "the reward of " + at + " is not in the archive", nil
+			}
+			if !same(was.Reward, m.Reward) {
+				return Broken, at + ": its result has another reward than the event of its reward", nil
+			}
+			scores += len(was.Scores)
+			verdict, why := compareScores(was, now)
+			if verdict == Broken || verdict == Unchecked && worst == Holds {
+				worst, what = verdict, at+": "+why
+			}
+		}
+	}
+	all := fmt.Sprintf("%d scores of %s are the same again", scores, strings.Join(names, ", "))
+	return worst, cmp.Or(what, all), nil
+}
+
+// compareScores compares the scores of a sample with those made again.
+func compareScores(was, now *schemas.Reward) (verdict, why string) {
+	for i, s := range was.Scores {
+		n := slices.IndexFunc(now.Scores, func(x schemas.Score) bool { return x.Name == s.Name && x.Stage == s.Stage })
+		switch {
+		case n < 0:
+			return Broken, s.Name + ": not scored again"
+		case same(s.Value, now.Scores[n].Value):
+			continue
+		case s.Version != now.Scores[n].Version:
+			return Unchecked, fmt.Sprintf("%s is version %q here, it was %q", s.Name, now.Scores[n].Version, s.Version)
+		case strings.Contains(s.Name, ":"):
+			return Unchecked, fmt.Sprintf("%s gives %s now, %s is stored: a judge from outside may not be "+
+				"deterministic", s.Name, number(now.Scores[n].Value), number(s.Value))
+		}
+		return Broken, fmt.Sprintf("%s gives %s, %s is stored", was.Scores[i].Name, number(now.Scores[n].Value),
+			number(s.Value))
+	}
+	if !same(was.Reward, now.Reward) {
+		return Broken, fmt.Sprintf("the weighted sum is %s, %s is stored", number(now.Reward), number(was.Reward))
+	}
+	return Holds, ""
+}
+
+// same reports whether two numbers have equal bits, or are both absent.
+func same(a, b *float64) bool {
+	return a == nil && b == nil || a != nil && b != nil && math.Float64bits(*a) == math.Float64bits(*b)
+}
+
+func number(x *float64) string {
+	if x == nil {
+		return "nothing"
+	}
+	return fmt.Sprintf("%g", *x)
+}
+
+// advantagesAgain has the advantage service close the groups again, with the rewards that are stored.
+func (p *prover) advantagesAgain(ctx context.Context, groups []schemas.TrainedGroup, of string,
+) (verdict, what string, err error) {
+	pass, source, why, err := p.pass(ctx, "advantages-"+of, groups)
+	if err != nil || why != "" {
+		return Unchecked, why, err
+	}
+	stored, err := view.Rewards(ctx, p.bus, p.archive.run, "*")
+	if err != nil {
+		return "", "", err
+	}
+	for _, g := range groups {
+		for _, m := range g.Members {
+			r := stored[view.Key{UID: g.UID, Index: m.SampleIndex}]
+			if r == nil {
+				return Unchecked, fmt.Sprintf("the reward of %s #%d is not in the archive", g.UID, m.SampleIndex), nil
+			}
+			r.Group, r.Run = source.Group(r.UID), pass
+			if _, err := p.bus.Publish(ctx, r); err != nil {
+				return "", "", err
+			}
+		}
+	}
+	work, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- advantage.Run(work, p.options.Advantage, p.bus, p.options.Log) }()
+	made, err := source.Advantages(ctx, p.bus, pass)
+	stop()
+	if err := errors.Join(err, <-done); err != nil {
+		return "", "", err
+	}
+	n := 0
+	for _, g := range groups {
+		for i, m := range g.Members {
+			now := made[g.UID].Members[i]
+			if !same(m.Advantage, now.Advantage) || !slices.Equal(m.StepAdvantages, now.StepAdvantages) {
+				return Broken, fmt.Sprintf("%s #%d: %s gives %s, %s is stored", g.UID, m.SampleIndex, g.Estimator,
+					number(now.Advantage), number(m.Advantage)), nil
+			}
+			n++
+		}
+	}
+	return Holds, fmt.Sprintf("%d advantages of %s are the same again", n, groups[0].Estimator), nil
+}
+
+// promptsAgain makes the requests of the groups again out of their prompts, and compares them with what the samples say
+// that was asked for.
+func (p *prover) promptsAgain(_ context.Context, groups []schemas.TrainedGroup, _ string) (string, string, error) {
+	requests := 0
+	for _, g := range groups {
+		record := p.archive.records[g.UID]
+		if record == nil {
+			return Unchecked, fmt.Sprintf("the record of group %s is not in the archive", g.UID), nil
+		}
+		asked, there := p.archive.prompts[record.Group.PromptSeq]
+		i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool { return x.Lane == record.Lane })
+		switch {
+		case !there:
+			return Unchecked, fmt.Sprintf("the prompt of group %s is not in the archive", g.UID), nil
+		case i < 0:
+			return Unchecked, fmt.Sprintf("the model of lane %s is not in the archive", record.Lane), nil
+		}
+		asked.UID = asked.GroupUID(record.Group.PromptSeq)
+		origin := intake.Origin{Seq: record.Group.PromptSeq, Created: asked.stored}
+		for _, r := range record.Group.Reward {
+			origin.Reward = append(origin.Reward, r.Name)
+		}
+		made, err := intake.Resolve(p.archive.run, asked.Prompt, p.archive.policies[i], origin)
+		if err != nil {
+			return Broken, fmt.Sprintf("%s: %v", g.UID, err), nil
+		}
+		for i, t := range g.Trajectories {
+			if t == nil {
+				continue
+			}
+			r := made[i]
+			r.Group.Deadline, r.Group.Created = t.Group.Deadline, t.Group.Created
+			if err := r.AnsweredBy(t); err != nil {
+				return Broken, fmt.Sprintf("%s #%d: %v", g.UID, i, err), nil
+			}
+			requests++
+		}
+	}
+	return Holds, fmt.Sprintf("%d requests follow from %d prompts, such as %q", requests, len(groups),
+		p.archive.records[groups[0].UID].Prompt), nil
+}

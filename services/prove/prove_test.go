@@ -1,0 +1,221 @@
+package prove_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/export"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/advantage"
+	"github.com/meander-rl/meander/services/prove"
+	"github.com/meander-rl/meander/services/reward"
+)
+
+// The run that is shipped: two updates of an adapter of signs, by meander-train ('make learn-proof').
+const proof = "../../deploy/learn/proof/"
+
+func read(t *testing.T, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func options() prove.Options {
+	return prove.Options{
+		Version: -1, Samples: 2, Reward: reward.DefaultConfig(), Advantage: advantage.DefaultConfig(), Log: zerolog.Nop(),
+	}
+}
+
+// run proves in a store of its own.
+func run(t *testing.T, archive []byte, o prove.Options) *prove.Report {
+	t.Helper()
+	r, err := prove.Run(t.Context(), bustest.New(t).Bus, "signs.tar", bytes.NewReader(archive), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// verdicts returns link, what it is of and verdict of each link.
+func verdicts(r *prove.Report) (out []string) {
+	for _, l := range r.Links {
+		out = append(out, strings.TrimSpace(l.Link+" "+l.Of)+": "+l.Verdict)
+	}
+	return out
+}
+
+// Every link of the shipped adapter is computed again, by its files, its version, or as the newest.
+func TestRun_EveryLink(t *testing.T) {
+	archive := read(t, proof+"signs.tar")
+	links := func(update int) (out []string) {
+		for _, l := range []string{"batch", "trajectories", "rewards", "advantages", "prompts"} {
+			out = append(out, fmt.Sprintf("%s update %d: holds", l, update))
+		}
+		return append(out, fmt.Sprintf("update update %d: left out", update))
+	}
+	begin := []string{"archive: holds", "weights version 2: holds", "chain update 2: holds"}
+	for name, of := range map[string]struct {
+		change func(o *prove.Options)
+		want   []string
+	}{
+		"newest":  {func(*prove.Options) {}, slices.Concat(begin, links(2))},
+		"adapter": {func(o *prove.Options) { o.Adapter = proof + "adapter" }, slices.Concat(begin, links(2))},
+		"all": {
+			func(o *prove.Options) { o.Version, o.All = 2, true },
+			slices.Concat(begin, links(2), []string{"weights version 1: holds"}, links(1)),
+		},
+		"before": {
+			func(o *prove.Options) { o.Version = 1 },
+			slices.Concat([]string{"archive: holds", "weights version 1: holds", "chain update 1: holds"}, links(1)),
+		},
+		"the checkpoint": {
+			func(o *prove.Options) { o.Version = 0 },
+			[]string{"archive: holds", "weights version 0: holds"},
+		},
+	} {
+		o := options()
+		of.change(&o)
+		r := run(t, archive, o)
+		if got := verdicts(r); !slices.Equal(got, of.want) || !r.Proved || len(r.Faults()) > 0 {
+			t.Errorf("%s: %q, proved %t; want %q\n%+v", name, got, r.Proved, of.want, r.Links)
+		}
+	}
+}
+
+// A changed byte anywhere is found: one in each 4 KiB of the archive, in headers and lists, and in the adapter.
+func TestRun_ChangedByte(t *testing.T) {
+	archive := read(t, proof+"signs.tar")
+	random := rand.New(rand.NewPCG(1, 2))
+	places := []int{len(archive) - 1}
+	for at := 0; at < len(archive); at += 4096 {
+		places = append(places, at+random.IntN(min(4096, len(archive)-at)))
+	}
+	for _, name := range []string{"mtime=", "path=", "SHA256SUMS", "# archive ", "ustar", "0000644"} {
+		places = append(places, bytes.Index(archive, []byte(name))+random.IntN(len(name)+8),
+			bytes.LastIndex(archive, []byte(name))+len(name)+random.IntN(8))
+	}
+	for _, at := range places {
+		changed := slices.Clone(archive)
+		changed[at] ^= 1 << random.IntN(8)
+		r, err := prove.Run(t.Context(), nil, "", bytes.NewReader(changed), options())
+		if err != nil || r.Proved || len(r.Links) != 1 || r.Links[0].Verdict != prove.Broken {
+			t.Fatalf("byte %d: %+v, %v", at, r.Links, err)
+		}
+	}
+	for _, name := range []string{"adapter_model.safetensors", "adapter_config.json"} {
+		file := read(t, proof+"adapter/"+name)
+		for at := 0; at < len(file); at += 1 + random.IntN(len(file)/25) {
+			folder := t.TempDir()
+			if err := os.CopyFS(folder, os.DirFS(proof+"adapter")); err != nil {
+				t.Fatal(err)
+			}
+			changed := slices.Clone(file)
+			changed[at] ^= 1 << random.IntN(8)
+			if err := os.WriteFile(filepath.Join(folder, name), changed, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			o := options()
+			o.Adapter = folder
+			r, err := prove.Run(t.Context(), nil, "", bytes.NewReader(archive), o)
+			if err != nil || r.Proved || len(r.Links) != 2 || r.Links[1].Verdict != prove.Broken {
+				t.Fatalf("%s, byte %d: %+v, %v", name, at, r.Links, err)
+			}
+			if what := r.Links[1].What; !strings.Contains(what, name) && !strings.Contains(what, "adapter") {
+				t.Fatalf("%s, byte %d: %s", name, at, what)
+			}
+		}
+	}
+}
+
+// forged is the shipped run after a change of its newest event on a subject, as an archive that is whole in itself.
+func forged[E any, P interface {
+	*E
+	schemas.Event
+}](t *testing.T, stream, filter string, change func(e P),
+) []byte {
+	t.Helper()
+	plane := bustest.New(t)
+	_, err := export.Import(t.Context(), plane.Bus, bytes.NewReader(read(t, proof+"signs.tar")),
+		export.ImportOptions{Policies: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var last *bus.Message
+	for m, err := range plane.Read(t.Context(), stream, []string{filter}, bus.ReadOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = m
+	}
+	e := bustest.Decode[E, P](t, last)
+	if err := plane.Delete(t.Context(), stream, last.Seq); err != nil {
+		t.Fatal(err)
+	}
+	if change != nil {
+		change(e)
+		plane.Forge(t, schemas.PublishedSubject(last.Subject), bustest.Encode(t, P(e)))
+	}
+	var out bytes.Buffer
+	if _, err := export.WriteArchive(t.Context(), plane.Bus, "signs-proof", &out); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// An archive that was made anew around a forged event shows the link that does not hold; what lacks is unchecked.
+func TestRun_Forged(t *testing.T) {
+	all := func(kind string) string { return schemas.Address{Kind: kind, Run: "signs-proof"}.Filter() }
+	for name, of := range map[string]struct {
+		archive func(t *testing.T) []byte
+		want    string
+	}{
+		"an advantage": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamAdvantages, all(schemas.KindAdvantage), func(e *schemas.Advantage) {
+				*e.Members[0].Advantage += 1e-9
+			})
+		}, "batch update 2: broken"},
+		"a score": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamRewards, all(schemas.KindReward), func(e *schemas.Reward) {
+				*e.Scores[0].Value += 1e-9
+			})
+		}, "rewards update 2: broken"},
+		"the weights before": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamUpdates, all(schemas.KindUpdate), func(e *schemas.Update) {
+				e.WeightsBefore = strings.Repeat("0", 64)
+			})
+		}, "chain update 2: broken"},
+		"an update of another trainer": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamUpdates, all(schemas.KindUpdate), func(e *schemas.Update) {
+				e.BatchDigest, e.WeightsBefore = "", ""
+			})
+		}, "batch update 2: unchecked"},
+		"a reward that is gone": {func(t *testing.T) []byte {
+			return forged[schemas.Reward](t, schemas.StreamRewards, all(schemas.KindReward), nil)
+		}, "rewards update 2: unchecked"},
+		"a result that is gone": {func(t *testing.T) []byte {
+			return forged[schemas.Advantage](t, schemas.StreamAdvantages, all(schemas.KindAdvantage), nil)
+		}, "batch update 2: unchecked"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options()
+			o.All = true
+			r := run(t, of.archive(t), o)
+			if got := verdicts(r); !slices.Contains(got, of.want) || r.Proved || len(r.Faults()) == 0 {
+				t.Errorf("%q, proved %t; want %q\n%+v", got, r.Proved, of.want, r.Links)
+			}
+		})
+	}
+}

@@ -1,0 +1,299 @@
+package prove
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/meander-rl/meander/pkg/estimator"
+	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/schemas"
+)
+
+// findUpdate finds the weights that are asked for in the archive, and the update that made them; nil where there is
+// none, which the report says.
+func (p *prover) findUpdate() (*schemas.Update, error) {
+	if p.options.Adapter != "" {
+		return p.ofAdapter()
+	}
+	if len(p.archive.updates) == 0 {
+		p.add(LinkChain, "", Unchecked, "no trainer told of an update of run %s", p.archive.run)
+		return nil, nil
+	}
+	if p.options.Version < 0 {
+		newest := slices.MaxFunc(p.archive.updates, func(a, b *schemas.Update) int { return int(a.Step - b.Step) })
+		p.report.Weights = newest.WeightsDigest
+		return newest, p.checkVersion(newest.PolicyVersion)
+	}
+	if err := p.checkVersion(p.options.Version); err != nil {
+		return nil, err
+	}
+	return p.updateOf(p.report.Weights, fmt.Sprintf("version %d", p.options.Version)), nil
+}
+
+// checkVersion adds the link that the file of a version in the archive gives the digest of its weights.
+func (p *prover) checkVersion(version int64) error {
+	i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool { return x.PolicyVersion == version })
+	if i < 0 {
+		return &SettingError{fmt.Errorf("version %d: not in the archive; must be one of %v", version, p.versions())}
+	}
+	of, policy := fmt.Sprintf("version %d", version), p.archive.policies[i]
+	if p.report.Weights == "" {
+		p.report.Weights = policy.WeightsDigest
+	}
+	switch {
+	case policy.IsCheckpoint():
+		p.add(LinkWeights, of, Holds, "the checkpoint %.16s itself", policy.BaseDigest)
+	case policy.Adapter == nil:
+		p.add(LinkWeights, of, Unchecked, "a whole network, whose files are not in the archive")
+	case p.archive.blobs[policy.Adapter.File.Digest] == nil:
+		p.add(LinkWeights, of, Unchecked, "its adapter %.12s is not in the archive", policy.Adapter.File.Digest)
+	default:
+		p.checkWeights(of, policy, p.archive.blobs[policy.Adapter.File.Digest], policy.Adapter.Config)
+	}
+	return nil
+}
+
+func (p *prover) versions() (out []int64) {
+	for _, x := range p.archive.policies {
+		out = append(out, x.PolicyVersion)
+	}
+	return out
+}
+
+// checkWeights adds the link that files of an adapter give the digest of a policy's weights.
+func (p *prover) checkWeights(of string, policy *schemas.Policy, file, config []byte) {
+	a, err := lora.Parse("adapter", file, config)
+	if err != nil {
+		p.add(LinkWeights, of, Broken, "%v", err)
+		return
+	}
+	got := lora.WeightsDigest(policy.BaseDigest, lora.Weighted{Adapter: a, Weight: policy.Adapter.Scale})
+	if got != policy.WeightsDigest {
+		p.add(LinkWeights, of, Broken, "the files give %.16s, the version has %.16s", got, policy.WeightsDigest)
+		return
+	}
+	p.add(LinkWeights, of, Holds, "%d bytes of the adapter, its settings and checkpoint %.16s give %.16s", len(file),
+		policy.BaseDigest, got)
+}
+
+// ofAdapter finds the version that has the adapter's files, or the update whose running average they are.
+func (p *prover) ofAdapter() (*schemas.Update, error) {
+	a, err := lora.Open(p.options.Adapter)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &SettingError{err}
+	}
+	if err != nil {
+		p.add(LinkWeights, p.options.Adapter, Broken, "%v", err)
+		return nil, nil
+	}
+	sum := sha256.Sum256(a.File())
+	digest := hex.EncodeToString(sum[:])
+	for _, policy := range p.archive.policies {
+		if policy.Adapter == nil || policy.Adapter.File.Digest != digest {
+			continue
+		}
+		if want := policy.Adapter.Config; !bytes.Equal(a.Config(), want) {
+			p.add(LinkWeights, p.options.Adapter, Broken, "%s: %s version %d", lora.PEFTConfig,
+				differs(a.Config(), want), policy.PolicyVersion)
+			return nil, nil
+		}
+		u := p.updateNaming(policy.WeightsDigest, digest)
+		if u == nil {
+			continue // the average of no update, or weights that no update tells of
+		}
+		p.report.Weights = policy.WeightsDigest
+		p.checkWeights(fmt.Sprintf("version %d", policy.PolicyVersion), policy, a.File(), a.Config())
+		if u.AverageDigest == digest {
+			p.add(LinkWeights, fmt.Sprintf("update %d", u.Step), Holds, "it is the running average at this update")
+		}
+		return u, nil
+	}
+	p.add(LinkWeights, p.options.Adapter, Broken, "%s", p.nearest(a.File(), digest))
+	return nil, nil
+}
+
+// nearest says how a file differs from the adapter of the archive that is most like it.
+func (p *prover) nearest(file []byte, digest string) string {
+	least, said := len(file)+1, fmt.Sprintf("%s: SHA-256 %.16s is that of no version of the archive, %v",
+		lora.PEFTWeights, digest, p.versions())
+	for _, policy := range p.archive.policies {
+		if policy.Adapter == nil {
+			continue
+		}
+		other := p.archive.blobs[policy.Adapter.File.Digest]
+		if n := apart(file, other); len(other) == len(file) && n < least && n < len(file)/100+2 {
+			least = n
+			said = fmt.Sprintf("%s: %s version %d", lora.PEFTWeights, differs(file, other), policy.PolicyVersion)
+		}
+	}
+	return said
+}
+
+// apart counts the bytes in which two files differ.
+func apart(a, b []byte) (n int) {
+	for i := range min(len(a), len(b)) {
+		if a[i] != b[i] {
+			n++
+		}
+	}
+	return n + max(len(a), len(b)) - min(len(a), len(b))
+}
+
+// differs says in how many bytes a file differs from another, and where first.
+func differs(a, b []byte) string {
+	at := 0
+	for at < min(len(a), len(b)) && a[at] == b[at] {
+		at++
+	}
+	return fmt.Sprintf("%d bytes, the first at %d, are other than in", apart(a, b), at)
+}
+
+// updateNaming returns the first update that made weights, or whose running average has a digest; nil: there is none.
+func (p *prover) updateNaming(weights, average string) *schemas.Update {
+	var found *schemas.Update
+	for _, u := range p.archive.updates {
+		made := u.WeightsDigest == weights && u.WeightsBefore != weights
+		if (made || average != "" && u.AverageDigest == average) && (found == nil || u.Step < found.Step) {
+			found = u
+		}
+	}
+	return found
+}
+
+// updateOf is updateNaming for weights of a version, and says where there is none.
+func (p *prover) updateOf(weights, of string) *schemas.Update {
+	u := p.updateNaming(weights, "")
+	if u == nil && !slices.ContainsFunc(p.archive.policies, func(x *schemas.Policy) bool {
+		return x.IsCheckpoint() && x.WeightsDigest == weights
+	}) {
+		p.add(LinkChain, of, Unchecked, "no trainer told of an update that made these weights")
+	}
+	return u
+}
+
+// chain returns an update and those before it, newest first, and adds the link that each begins with the weights of the
+// one before, and the first with the checkpoint.
+func (p *prover) chain(last *schemas.Update) []*schemas.Update {
+	list, of := []*schemas.Update{last}, fmt.Sprintf("update %d", last.Step)
+	for u := last; ; {
+		switch base := p.baseOf(u); {
+		case u.WeightsBefore == "":
+			p.add(LinkChain, of, Unchecked, "update %d does not tell what it began with: an older or another trainer",
+				u.Step)
+			return list
+		case u.WeightsBefore == base:
+			p.add(LinkChain, of, Holds, "%d updates, each from the weights of the one before, back to the checkpoint "+
+				"%.16s", len(list), base)
+			return list
+		}
+		i := slices.IndexFunc(p.archive.updates, func(x *schemas.Update) bool {
+			return x.Lane == u.Lane && x.Trainer == u.Trainer && x.Step == u.Step-1
+		})
+		if i < 0 {
+			p.add(LinkChain, of, Unchecked, "update %d, before update %d, is not in the archive", u.Step-1, u.Step)
+			return list
+		}
+		before := p.archive.updates[i]
+		if before.WeightsDigest != u.WeightsBefore {
+			p.add(LinkChain, of, Broken, "update %d began with %.16s, update %d had made %.16s", u.Step,
+				u.WeightsBefore, before.Step, before.WeightsDigest)
+			return list
+		}
+		u = before
+		list = append(list, u)
+	}
+}
+
+// baseOf returns the digest of the checkpoint of an update's lane; empty: the archive does not say.
+func (p *prover) baseOf(u *schemas.Update) string {
+	for _, x := range p.archive.policies {
+		if x.Lane == u.Lane {
+			return x.BaseDigest
+		}
+	}
+	return ""
+}
+
+// checkBatch adds the link that what is stored of an update's batches gives its digest, and returns their groups; none
+// where they are not all there.
+func (p *prover) checkBatch(u *schemas.Update, of string) (all []schemas.TrainedGroup) {
+	if len(u.Batches) == 0 || u.BatchDigest == "" {
+		p.add(LinkBatch, of, Unchecked, "it does not name what it learned from")
+		return nil
+	}
+	var digests []string
+	samples := 0
+	for _, id := range u.Batches {
+		b := p.archive.batches[id]
+		if b == nil {
+			p.add(LinkBatch, of, Unchecked, "batch %s is not in the archive", id)
+			return nil
+		}
+		var groups []schemas.TrainedGroup
+		for _, uid := range slices.Sorted(slices.Values(b.UIDs)) {
+			g, lacks := p.trained(uid)
+			if lacks != "" {
+				p.add(LinkBatch, of, Unchecked, "batch %s: %s", id, lacks)
+				return nil
+			}
+			groups, samples = append(groups, g), samples+len(g.Members)
+		}
+		digests, all = append(digests, schemas.BatchDigest(groups)), append(all, groups...)
+	}
+	names := strings.Join(u.Batches, ", ")
+	if got := schemas.BatchDigests(digests); got != u.BatchDigest {
+		p.add(LinkBatch, of, Broken, "batch %s gives %.16s, the update names %.16s", names, got, u.BatchDigest)
+		return nil
+	}
+	p.add(LinkBatch, of, Holds, "batch %s: %d samples of %d groups give its digest %.16s", names, samples, len(all),
+		u.BatchDigest)
+	return all
+}
+
+// trained returns a group as it was learned from; lacks says what is not in the archive, or not known here.
+func (p *prover) trained(uid schemas.UID) (g schemas.TrainedGroup, lacks string) {
+	a := p.archive.advantages[uid]
+	switch {
+	case a == nil:
+		return g, fmt.Sprintf("the result of group %s is not in the archive", uid)
+	case slices.ContainsFunc(a.Members, func(m schemas.Member) bool { return len(m.Stages) > 0 }):
+		return g, fmt.Sprintf("group %s has several stages, each with a digest of its own, which only its trainer "+
+			"computes", uid)
+	}
+	g.Advantage = a
+	for _, m := range a.Members {
+		t := p.archive.trajectories[m.TrajectorySeq]
+		if t == nil && m.TrajectorySeq > 0 {
+			return g, fmt.Sprintf("the trajectory of %s #%d is not in the archive", uid, m.SampleIndex)
+		}
+		g.Trajectories = append(g.Trajectories, t)
+	}
+	return g, ""
+}
+
+// choose returns the groups that are computed again: the first ones with as many samples as are asked for, or all
+// where one is compared with the others of its batch.
+func (p *prover) choose(groups []schemas.TrainedGroup) []schemas.TrainedGroup {
+	n := 0
+	for i, g := range groups {
+		if spec := p.archive.records[g.UID]; spec == nil || needsBatch(&spec.Group) {
+			return groups
+		}
+		if n += len(g.Members); n >= p.options.Samples && !p.options.All {
+			return groups[:i+1]
+		}
+	}
+	return groups
+}
+
+// needsBatch reports whether the advantages of a group depend on other groups.
+func needsBatch(g *schemas.Group) bool {
+	c, err := estimator.Of(g.Advantage)
+	return err != nil || c.NeedsBatch()
+}
