@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Record the grids of diffusers' DDIM, DDPM, PNDM and Euler schedulers as those of a flow.
+"""Record the grids of diffusers' DDIM, DDPM, PNDM, Euler and DPM schedulers as those of a flow.
 
     python deploy/golden/make_diffusions.py pkg/flow/testdata/diffusions.json
 
 Part of `make golden`. With x = a x0 + b eps, sigmas [T+1] are b/(a+b), in float64 from what the scheduler holds after
 set_timesteps, rounded to float32; timesteps [T] are its own, and std is that of x_T/(a+b). All little-endian float32 in
 base64. Steps of DDIM without noise, and of Euler, were compared with Euler steps of x/(a+b): `step` is the largest
-difference. The grid of PNDM is that of DDIM with its config, as trainers run it.
+difference. The grid of PNDM is that of DDIM with its config, as trainers run it; that of a solver its own, with steps
+of the first order of DPM-Solver++, which is DDIM.
 """
 
 import base64
@@ -41,6 +42,13 @@ CONFIGS = [
     dict(SDXL, final_sigmas_type="sigma_min", prediction_type="v_prediction"),
     dict(SDXL, rescale_betas_zero_snr=True, timestep_spacing="trailing", prediction_type="v_prediction"),
 ]
+DPM = dict(SD15, _class_name="DPMSolverMultistepScheduler", solver_order=2, algorithm_type="dpmsolver++")
+CONFIGS += [
+    DPM, dict(DPM, timestep_spacing="leading"), dict(DPM, timestep_spacing="trailing", use_karras_sigmas=True),
+    dict(DPM, _class_name="UniPCMultistepScheduler"), dict(DPM, _class_name="DEISMultistepScheduler"),
+    dict(DPM, rescale_betas_zero_snr=True, timestep_spacing="trailing", prediction_type="v_prediction"),
+    dict(SDXL, _class_name="EulerAncestralDiscreteScheduler"),
+]
 STEPS = [1, 2, 3, 4, 7, 10, 20, 25, 30, 49, 50, 100]
 
 
@@ -49,12 +57,21 @@ def floats(values):
 
 
 def case(config, steps):
-    name = config["_class_name"].replace("PNDM", "DDIM")
-    s = getattr(diffusers, name).from_config({**config, "_class_name": name})
+    own = config["_class_name"].replace("PNDM", "DDIM")
+    solver = own.startswith(("DPM", "UniPC", "DEIS"))
+    name = "DPMSolverMultistepScheduler" if solver else own.replace("Ancestral", "")
+    more = {"solver_order": 1, "algorithm_type": "dpmsolver++"} if solver else {}
+    more |= {"final_sigmas_type": "sigma_min"} if own.startswith("DEIS") else {}
+    s = getattr(diffusers, name).from_config({**config, "_class_name": name, **more})
     s.set_timesteps(steps)
     ts = [float(t) for t in s.timesteps]
+    levels = getattr(diffusers, own).from_config({**config, "_class_name": own})
+    levels.set_timesteps(steps)
+    assert [float(t) for t in levels.timesteps] == ts, config
     if name.startswith("Euler"):
-        ab = [(1.0, float(x)) for x in s.sigmas]
+        ab = [(1.0, float(x)) for x in levels.sigmas]
+    elif solver:
+        ab = [((1 + x * x) ** -0.5, x * (1 + x * x) ** -0.5) for x in map(float, levels.sigmas)]
     else:
         final = float(getattr(s, "final_alpha_cumprod", torch.tensor(1.0)))
         ab = [(v**0.5, (1 - v) ** 0.5) for v in [float(s.alphas_cumprod[int(t)]) for t in ts] + [final]]

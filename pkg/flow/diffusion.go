@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,7 +35,9 @@ type Diffusion struct {
 	ClipSample    bool `json:"clip_sample"`
 	Thresholding  bool `json:"thresholding"`
 
-	// Of EulerDiscreteScheduler alone.
+	// Of EulerDiscreteScheduler, and as far as there of DPMSolverMultistepScheduler.
+	UseLuLambdas         bool     `json:"use_lu_lambdas"`
+	LambdaMinClipped     any      `json:"lambda_min_clipped"`
 	UseKarrasSigmas      bool     `json:"use_karras_sigmas"`
 	UseExponentialSigmas bool     `json:"use_exponential_sigmas"`
 	UseBetaSigmas        bool     `json:"use_beta_sigmas"`
@@ -46,7 +49,7 @@ type Diffusion struct {
 }
 
 // Classes of schedulers whose grids a Diffusion computes. Of PNDM it is that of DDIM, which trainers run in its place:
-// PNDM itself evaluates one timestep twice.
+// PNDM itself evaluates one timestep twice. Others have the levels of one of these: see sameGrid.
 const (
 	classDDIM     = "DDIMScheduler"
 	classDDPM     = "DDPMScheduler"
@@ -54,7 +57,31 @@ const (
 	classEulerEps = "EulerDiscreteScheduler"
 )
 
-var diffusionClasses = []string{classDDIM, classDDPM, classPNDM, classEulerEps}
+var diffusionClasses = []string{classDDIM, classDDPM, classPNDM, classEulerEps, classDPM}
+
+// sameGrid are the classes of solvers and samplers whose levels of noise are those of another class.
+var sameGrid = map[string]string{
+	"EulerAncestralDiscreteScheduler": classEulerEps, "LMSDiscreteScheduler": classEulerEps,
+	"KDPM2DiscreteScheduler": classEulerEps, "KDPM2AncestralDiscreteScheduler": classEulerEps,
+	classUniPC: classDPM, "DPMSolverSinglestepScheduler": classDPM,
+	classDEIS: classDPM, classSA: classDPM,
+}
+
+// Solvers that end at the lowest level of training.
+const (
+	classDEIS = "DEISMultistepScheduler"
+	classSA   = "SASolverScheduler"
+)
+
+// gridClass returns the class whose grid that of a scheduler is; empty: none here, or it is a flow's.
+func (c solverConfig) gridClass() string {
+	class := cmp.Or(sameGrid[c.Class], c.Class)
+	flows := class == classDPM && (c.UseFlowSigmas || c.Prediction == flowPrediction)
+	if flows || !slices.Contains(diffusionClasses, class) {
+		return ""
+	}
+	return class
+}
 
 // Spacings of timesteps, and schedules of betas.
 const (
@@ -76,12 +103,19 @@ var diffusionUnused = strictjson.Unused{
 	"dynamic_thresholding_ratio": "of thresholding, which must be false",
 	"skip_prk_steps":             "of the steps of PNDM, which DDIM takes the place of",
 	"variance_type":              "of the noise of DDPM: a prompt chooses the transition",
+	"solver_order":               ofSolvers, "solver_type": ofSolvers, "solver_p": ofSolvers,
+	"algorithm_type": ofSolvers, "predict_x0": ofSolvers, "lower_order_final": ofSolvers,
+	"disable_corrector": ofSolvers, "euler_at_final": ofSolvers, "predictor_order": ofSolvers,
+	"corrector_order": ofSolvers, "tau_func": ofSolvers, "use_flow_sigmas": "false here", "flow_shift": "of flows",
+	"use_dynamic_shifting": "of flows", "time_shift_type": "of flows", "shift_terminal": "of flows",
 }
+
+const ofSolvers = "of a solver of diffusers: a prompt chooses the transition"
 
 // readsIn says which classes read a key of their own. Others accept any value: files keep keys of former classes.
 var readsIn = map[string][]string{
-	"clip_sample": {classDDIM, classDDPM}, "thresholding": {classDDIM, classDDPM},
-	"rescale_betas_zero_snr": {classDDIM, classDDPM, classEulerEps},
+	"clip_sample": {classDDIM, classDDPM}, "thresholding": {classDDIM, classDDPM, classDPM},
+	"rescale_betas_zero_snr": {classDDIM, classDDPM, classEulerEps, classDPM},
 	"set_alpha_to_one":       {classDDIM, classPNDM},
 }
 
@@ -96,12 +130,17 @@ func parseDiffusion(config []byte, class string) (*Diffusion, error) {
 		ClipSample: class == classDDIM || class == classDDPM,
 	}
 	switch class {
-	case classEulerEps:
+	case classEulerEps, classDPM:
 		d.TimestepSpacing = spacingLinspace
 	case classPNDM:
 		d.SetAlphaToOne = false
 	}
-	return d, strictjson.Unmarshal(config, diffusionUnused, d)
+	err := strictjson.Unmarshal(config, diffusionUnused, d)
+	if d.Class == classDEIS || d.Class == classSA {
+		d.FinalSigmasType = "sigma_min"
+	}
+	d.Class = class
+	return d, err
 }
 
 // validate joins all faults; each names the key of scheduler_config.json.
@@ -129,11 +168,14 @@ func (d *Diffusion) validate() error {
 	for key, on := range map[string]bool{"clip_sample": d.ClipSample, "thresholding": d.Thresholding} {
 		check(!on || !d.reads(key), key, on, "false: the network's estimate of the data must stay as it is")
 	}
-	check(!d.zeroSNR() || d.Class == classEulerEps || d.PredictionType != "epsilon", "rescale_betas_zero_snr", true,
+	check(!d.zeroSNR() || d.PredictionType != "epsilon", "rescale_betas_zero_snr", true,
 		"false with prediction_type epsilon: the last timestep has no data")
-	if d.Class != classEulerEps {
+	if !d.bySigmas() {
 		return errors.Join(faults...)
 	}
+	check(!d.UseLuLambdas, "use_lu_lambdas", true, "false (not supported)")
+	none := fmt.Sprint(d.LambdaMinClipped)
+	check(d.LambdaMinClipped == nil || none == "-Infinity" || none == "-inf", "lambda_min_clipped", none, "-Infinity")
 	oneOf("interpolation_type", d.InterpolationType, "linear")
 	oneOf("timestep_type", d.TimestepType, "discrete")
 	oneOf("final_sigmas_type", d.FinalSigmasType, "zero", "sigma_min")
@@ -144,6 +186,9 @@ func (d *Diffusion) validate() error {
 	}
 	return errors.Join(faults...)
 }
+
+// bySigmas says whether the scheduler has a table of sigmas b/a.
+func (d *Diffusion) bySigmas() bool { return d.Class == classEulerEps || d.Class == classDPM }
 
 func (d *Diffusion) zeroSNR() bool { return d.RescaleZeroSNR && d.reads("rescale_betas_zero_snr") }
 
@@ -191,7 +236,7 @@ func (d *Diffusion) alphasCumprod() []float32 {
 		before = square
 	}
 	abar = cumprod(alphas)
-	if d.Class == classEulerEps {
+	if d.bySigmas() {
 		abar[n-1] = 0x1p-24 // diffusers keeps sigma finite
 	}
 	return abar
@@ -213,13 +258,17 @@ func (d *Diffusion) timesteps(steps int) ([]float64, error) {
 		return nil, fmt.Errorf("num_inference_steps: %d; must be at most num_train_timesteps, %d", steps, n)
 	}
 	t := make([]float64, steps)
+	parts, after := steps, 0 // a solver leads from the last timestep to one more
+	if d.Class == classDPM {
+		parts, after = steps+1, 1
+	}
 	switch d.TimestepSpacing {
 	case spacingLinspace:
-		t = linspace(0, float64(n-1), steps)
+		t = linspace(0, float64(n-1), parts)[after:]
 		slices.Reverse(t)
 	case spacingLeading:
 		for i := range t {
-			t[i] = float64((steps-1-i)*(n/steps) + d.StepsOffset)
+			t[i] = float64((parts-1-i)*(n/parts) + d.StepsOffset)
 		}
 		if t[0] > float64(n-1) {
 			return nil, fmt.Errorf("num_inference_steps: %d; must be fewer: with steps_offset %d the first timestep "+
@@ -247,7 +296,7 @@ func (d *Diffusion) grid(steps int) (sigmas, timesteps []float32, err error) {
 		return nil, nil, err
 	}
 	abar := d.alphasCumprod()
-	if d.Class == classEulerEps {
+	if d.bySigmas() {
 		sigmas, t = d.eulerGrid(abar, t)
 	} else {
 		level := func(abar float32) float32 {
@@ -270,7 +319,7 @@ func (d *Diffusion) grid(steps int) (sigmas, timesteps []float32, err error) {
 	return sigmas, float32s(t), checkSigmas(sigmas, true)
 }
 
-// eulerGrid returns the sigmas of y and the timesteps of EulerDiscreteScheduler, whose own sigmas are b/a. With
+// eulerGrid returns the sigmas of y and the timesteps of schedulers whose own sigmas are b/a. With
 // use_karras_sigmas the timesteps are between those of training, by the logarithms of float32 sigmas, which numpy
 // rounds in another way: to 1e-3 of a timestep.
 func (d *Diffusion) eulerGrid(abar []float32, t []float64) (sigmas []float32, timesteps []float64) {
@@ -287,9 +336,15 @@ func (d *Diffusion) eulerGrid(abar []float32, t []float64) (sigmas []float32, ti
 		}
 	}
 	if d.UseKarrasSigmas {
-		grid = d.karras(grid)
+		high, low := grid[0], grid[len(grid)-1]
+		if d.Class == classDPM {
+			high, low = table[len(table)-1], table[0]
+		}
+		grid = d.karras(high, low, len(grid))
 		for i, sigma := range grid {
-			t[i] = timestepOf(table, sigma)
+			if t[i] = timestepOf(table, sigma); d.Class == classDPM {
+				t[i] = math.RoundToEven(t[i])
+			}
 		}
 	}
 	last := 0.0
@@ -303,10 +358,9 @@ func (d *Diffusion) eulerGrid(abar []float32, t []float64) (sigmas []float32, ti
 	return sigmas, t
 }
 
-// karras returns T sigmas from the first to the last of a grid, or between the bounds of the config, whose seventh
-// roots are evenly spaced (Karras et al. 2022, equation 5).
-func (d *Diffusion) karras(grid []float64) []float64 {
-	high, low := grid[0], grid[len(grid)-1]
+// karras returns n sigmas from high to low, or between the bounds of the config, whose seventh roots are evenly spaced
+// (Karras et al. 2022, equation 5).
+func (d *Diffusion) karras(high, low float64, n int) []float64 {
 	if d.SigmaMax != nil {
 		high = *d.SigmaMax
 	}
@@ -315,8 +369,8 @@ func (d *Diffusion) karras(grid []float64) []float64 {
 	}
 	root := func(x float64) float64 { return portable.Exp(portable.Ln(x) / 7) }
 	first, last := root(high), root(low)
-	out := make([]float64, len(grid))
-	for i, share := range linspace(0, 1, len(grid)) {
+	out := make([]float64, n)
+	for i, share := range linspace(0, 1, n) {
 		r := first + float64(share*(last-first))
 		cube := float64(float64(r*r) * r)
 		out[i] = float64(float64(cube*cube) * r)

@@ -143,8 +143,12 @@ func parseSchedule(config []byte) (Schedule, error) {
 			maxConfigBytes)
 	}
 	var kind solverConfig
-	if json.Unmarshal(config, &kind) == nil && slices.Contains(diffusionClasses, kind.Class) {
-		d, err := parseDiffusion(config, kind.Class)
+	class := ""
+	if json.Unmarshal(config, &kind) == nil {
+		class = kind.gridClass()
+	}
+	if class != "" {
+		d, err := parseDiffusion(config, class)
 		if err != nil {
 			return Schedule{}, fmt.Errorf("parse scheduler config: %w", err)
 		}

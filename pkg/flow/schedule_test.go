@@ -269,8 +269,8 @@ func TestParseSchedule_Refuses(t *testing.T) {
 		{`{"use_dynamic_shifting": true, "max_image_seq_len": 256}`, "max_image_seq_len: 256"},
 		{`{"shift": "3"}`, "shift"},
 		{
-			`{"_class_name": "LMSDiscreteScheduler"}`,
-			`_class_name: "LMSDiscreteScheduler"; must be FlowMatchEulerDiscreteScheduler, DDIMScheduler`,
+			`{"_class_name": "IPNDMScheduler"}`,
+			`_class_name: "IPNDMScheduler"; must be FlowMatchEulerDiscreteScheduler, DDIMScheduler`,
 		},
 		{`{"_class_name": "FlowMatchHeunDiscreteScheduler"}`, `_class_name: "FlowMatchHeunDiscreteScheduler"`},
 		{`{"_class_name": "DEISMultistepScheduler", "use_flow_sigmas": true, "flow_shift": 3}`, `_class_name: "DEIS`},

@@ -3,6 +3,7 @@ package scorer
 import (
 	"context"
 	"fmt"
+	"image"
 	"image/jpeg"
 	"runtime"
 	"strconv"
@@ -46,8 +47,12 @@ func (s jpegSize) Score(ctx context.Context, in Input) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", s.name, err)
 	}
+	var pixels image.Image = img
+	if img.Opaque() { // the same bytes, which the encoder has a faster way for
+		pixels = &image.RGBA{Pix: img.Pix, Stride: img.Stride, Rect: img.Rect}
+	}
 	var size counter
-	if err := jpeg.Encode(&size, img, &jpeg.Options{Quality: jpegQuality}); err != nil {
+	if err := jpeg.Encode(&size, pixels, &jpeg.Options{Quality: jpegQuality}); err != nil {
 		return 0, fmt.Errorf("%s: encode image: %w", s.name, err)
 	}
 	return s.sign * float64(size) / 1000 / divisor, nil

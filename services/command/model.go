@@ -190,6 +190,9 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 			inputs(p.Conditions), inputs(p.Arguments))
 		when(p.RandomAccess != "", "tested at %d x %d, %d frames", p.Admitted.Height, p.Admitted.Width,
 			p.Admitted.Frames)
+		for _, note := range p.Notes {
+			when(true, "note: %s", note)
+		}
 	}
 	printReward(out, info.Reward)
 }

@@ -168,7 +168,7 @@ func resolvePipeline(x *imageSettings, p *schemas.Prompt, policy *schemas.Policy
 	if err := resolveArguments(s, pipeline, p); err != nil {
 		return err
 	}
-	return errors.Join(checkBeside(x, pipeline, p, policy.Model), checkAccess(pipeline, p))
+	return errors.Join(checkBeside(x, pipeline, p, policy), checkAccess(pipeline, p))
 }
 
 // resolveArguments reads arguments by their types, and writes them in one form. The argument of the scale of guidance
@@ -235,15 +235,17 @@ func resolveUnguided(s *schemas.Sampling, pipeline *model.Pipeline, p *schemas.P
 }
 
 // checkBeside refuses settings of a prompt that are not for a model which guides inside.
-func checkBeside(x *imageSettings, pipeline *model.Pipeline, p *schemas.Prompt, name string) error {
+func checkBeside(
+	x *imageSettings, pipeline *model.Pipeline, p *schemas.Prompt, policy *schemas.Policy,
+) error {
 	var errs []error
 	refuse := func(field, why string) {
-		errs = append(errs, fmt.Errorf("%s: given; must be absent, model %q is the pipeline %s: %s", field, name,
-			pipeline.Class, why))
+		errs = append(errs, fmt.Errorf("%s: given; must be absent, model %q is the pipeline %s: %s", field,
+			policy.Model, pipeline.Class, why))
 	}
 	v := reflect.ValueOf(&x.sampling).Elem()
 	for _, f := range schemas.Fields(v.Type()) {
-		guides := f.Through == "cfg_scales" || f.Name == "guidance_rescale"
+		guides := f.Through == "cfg_scales" && pipeline.Guidance == "" || f.Name == "guidance_rescale"
 		if guides && f.Name != "true_cfg_scale" && !f.In(v).IsZero() {
 			refuse(f.Name, "it guides inside; give an argument of it")
 		}
@@ -259,8 +261,9 @@ func checkBeside(x *imageSettings, pipeline *model.Pipeline, p *schemas.Prompt, 
 				!pipeline.HasArgument(model.NegativePrompt), "it takes none",
 		},
 		{
-			"rollout.return_conditioning", x.outputs.ReturnConditioning,
-			"it encodes inside: prompt, conditions and arguments of the trajectory give the same again",
+			"rollout.return_conditioning", x.outputs.ReturnConditioning && pipeline.RandomAccess != "" &&
+				policy.ConditioningBytes == 0,
+			"it encodes no texts that it names: prompt, conditions and arguments give the same again",
 		},
 		{
 			"start.data.images", p.Start != nil && p.Start.Data != nil && len(p.Start.Data.Images) > 0 &&

@@ -20,6 +20,7 @@ import (
 func editor(t *testing.T, access string) *schemas.Policy {
 	t.Helper()
 	p := qwen()
+	p.ConditioningBytes, p.ConditioningTokenBytes = 0, 0
 	var err error
 	p.Pipeline, err = json.Marshal(&model.Pipeline{
 		Class: "EditPipeline", RandomAccess: access, Guidance: "scale",
@@ -129,7 +130,7 @@ func TestResolve_ConditionsRefused(t *testing.T) {
 		{"type of an argument", "", arguments("strength", "much"), `arguments: strength: "much"; must be of type number`},
 		{"negative prompt", "", arguments("negative_prompt", "x"), "arguments: negative_prompt; must be absent"},
 		{"two scales", "", also(func(p *P) { p.TrueCFGScale, p.Arguments = new(3.), map[string]string{"scale": "2"} }), "arguments: scale: 2; must be absent beside true_cfg_scale 3"},
-		{"cfg_until", "", also(func(p *P) { p.CFGUntil = new(0.5) }), "cfg_until: given; must be absent"},
+		{"a second scale", "", also(func(p *P) { p.GuidanceRescale = new(0.5) }), "guidance_rescale: given; must be absent"},
 		{"negative", "", also(func(p *P) { p.NegativePrompt = new("blur") }), "negative_prompt: given; must be absent"},
 		{"a reward that sees a mask", "", also(func(p *P) { p.Reward = []schemas.RewardSpec{{Name: "unchanged"}} }), `reward[0]: name: "unchanged"; sees the conditions image and mask: the prompt must have a condition of type mask`},
 		{"conditioning", "", also(func(p *P) { p.Rollout.ReturnConditioning = true }), "rollout.return_conditioning: given; must be absent"},

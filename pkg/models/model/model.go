@@ -253,7 +253,8 @@ type Row struct {
 	// Conditioning is the encoded prompt.
 	Conditioning *Conditioning
 	// Guidance is the guidance input of a guidance-distilled network, the card's by default; 0 if the card
-	// has none. It is not the scale of classifier-free guidance, which combines two rows.
+	// has none. It is not the scale of classifier-free guidance, which combines two rows; but of a Pipeline the
+	// scale of this row, where it is not that of the recipe, else 0.
 	Guidance float32
 	// Dst receives the velocity. It must not overlap the X of any row.
 	Dst []float32
@@ -275,10 +276,12 @@ func (c Card) CheckRows(rows []Row, size Size) (tokens int, err error) {
 			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be a finite number of at least 0", i, r.Sigma)
 		case c.Prediction == "" && !(r.Sigma >= 0 && r.Sigma <= MaxSigma):
 			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be 0 to 1", i, r.Sigma)
-		case c.Guidance == 0 && r.Guidance != 0:
+		case c.Guidance == 0 && r.Guidance != 0 && (c.Pipeline == nil || c.Pipeline.Guidance == ""):
 			return 0, fmt.Errorf("velocity row %d: guidance: %g; must be 0, the network takes none", i, r.Guidance)
 		}
-		if err := r.Conditioning.check(c.Conditioning); err != nil {
+		switch err := r.Conditioning.check(c.Conditioning); {
+		case c.Pipeline != nil && r.Conditioning != nil && r.Conditioning.Recipe != nil: // its tensors are for events
+		case err != nil:
 			return 0, fmt.Errorf("velocity row %d: conditioning: %w", i, err)
 		}
 	}
@@ -290,11 +293,11 @@ type Conditioning struct {
 	// Prompt is the text that it was made from.
 	Prompt string
 	// Tensors are the inputs of the network, one for each name of Card.Conditioning, in that
-	// order.
+	// order; of a Recipe what the pipeline encodes of texts, which no velocity takes.
 	Tensors []Tensor
 	// Cut is the number of tokens of the prompt that EncodeTruncated dropped.
 	Cut int
-	// Recipe is what a Pipeline was conditioned on, in place of tensors.
+	// Recipe is what a Pipeline was conditioned on.
 	Recipe *Recipe
 }
 

@@ -47,6 +47,8 @@ type Pipeline struct {
 	Media []string `json:"media,omitempty" msgpack:"media"`
 	// Encodes says whether images and videos can be encoded to start from.
 	Encodes bool `json:"encodes,omitempty" msgpack:"encodes"`
+	// Notes say where samples are not made as by the pipeline's own scheduler.
+	Notes []string `json:"notes,omitempty" msgpack:"notes"`
 }
 
 // Input is a condition or an argument of a pipeline.
@@ -311,7 +313,8 @@ func ItemType(kind string) string {
 // RecipeModel is a model whose card has a Pipeline.
 type RecipeModel interface {
 	Model
-	// EncodeRecipe returns the conditioning of a recipe, without tensors.
+	// EncodeRecipe returns the conditioning of a recipe. Its tensors, of any number, are what the pipeline encodes of
+	// the texts, by its own names: they are kept where a sample returns them, and nothing is computed of them.
 	EncodeRecipe(ctx context.Context, r *Recipe) (*Conditioning, error)
 	// DecodeRecipe is Decode at the end of a rollout with that conditioning.
 	DecodeRecipe(ctx context.Context, latents []float32, size Size, of *Conditioning) (Media, error)

@@ -203,7 +203,7 @@ func digestOf(folder *safetensors.Folder, hashes *safetensors.Hashes, progress m
 }
 
 // addIndex adds what the networks compute by, and is in none of their files: from where a second network takes over,
-// the layers of a text encoder that are read, and the frames of a second, which LTX-Video takes.
+// the layers of a text encoder that are read, and the frames of a second, which pipelines of LTX and SVD take.
 func addIndex(d *safetensors.Digest, folder *safetensors.Folder) error {
 	var index struct {
 		Class         string   `json:"_class_name"`
@@ -223,7 +223,8 @@ func addIndex(d *safetensors.Digest, folder *safetensors.Folder) error {
 	if index.Layers != nil {
 		fmt.Fprintf(d, "text_encoder_select_layers %d\n", index.Layers)
 	}
-	if defaults.FPS != nil && index.Class == "LTXPipeline" {
+	takesFPS := strings.HasPrefix(index.Class, "LTX") || index.Class == "StableVideoDiffusionPipeline"
+	if defaults.FPS != nil && takesFPS {
 		fmt.Fprintf(d, "fps %g\n", *defaults.FPS)
 	}
 	return nil

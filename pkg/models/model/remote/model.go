@@ -367,9 +367,7 @@ func (m *Model) encodeOne(ctx context.Context, key promptKey, args wire.EncodeAr
 				m.card.Conditioning[k], wire.F32)
 		}
 		bytes += len(tensors[i].Data)
-		c.Tensors = append(c.Tensors, model.Tensor{
-			Name: tensors[i].Name, Shape: append([]int{}, tensors[i].Shape...), Data: floatsOf(tensors[i].Data),
-		})
+		c.Tensors = append(c.Tensors, tensorOf(&tensors[i]))
 	}
 	if handle := m.handleOf(c); handle != item.Handle {
 		return nil, fmt.Errorf("prompt %.80q: handle %.16s of the worker; its tensors give %.16s", prompt, item.Handle,
@@ -397,6 +395,11 @@ func tensorsOf(c *model.Conditioning) []wire.Tensor {
 		list[i] = wire.Tensor{Name: t.Name, DType: wire.F32, Shape: t.Shape, Data: tensor.F32.AppendFloats(nil, t.Data)}
 	}
 	return list
+}
+
+// tensorOf returns a tensor as a conditioning has it.
+func tensorOf(t *wire.Tensor) model.Tensor {
+	return model.Tensor{Name: t.Name, Shape: append([]int{}, t.Shape...), Data: floatsOf(t.Data)}
 }
 
 // floatsOf decodes F32 bytes.

@@ -53,19 +53,27 @@ func (m *Model) EncodeRecipe(ctx context.Context, r *model.Recipe) (*model.Condi
 		return c, nil
 	}
 	var of wire.EncodeResult
-	if err := m.withConditions(ctx, by, func() error {
-		_, err := m.call(ctx, oneWork(key[:], wire.CallEncode, key), wire.CallEncode, args, nil, &of)
+	var tensors []wire.Tensor
+	if err := m.withConditions(ctx, by, func() (err error) {
+		tensors, err = m.call(ctx, oneWork(key[:], wire.CallEncode, key), wire.CallEncode, args, nil, &of)
 		return err
 	}); err != nil {
 		return nil, fmt.Errorf("prompt %.80q: %w", r.Texts[0], explain(err))
 	}
-	if len(of.Items) != 1 || len(of.Items[0].Tensors) > 0 || of.Items[0].Handle == "" {
-		return nil, fmt.Errorf("prompt %.80q: the worker gives %d items; must be 1 without tensors", r.Texts[0],
-			len(of.Items))
+	if len(of.Items) != 1 || of.Items[0].Handle == "" {
+		return nil, fmt.Errorf("prompt %.80q: the worker gives %d items; must be 1", r.Texts[0], len(of.Items))
 	}
 	c := &model.Conditioning{Prompt: r.Texts[0], Cut: of.Items[0].Cut, Recipe: r}
-	m.remember(c, of.Items[0].Handle)
 	size := len(b)
+	for _, t := range tensors {
+		if t.DType != wire.F32 || t.Name == "" {
+			return nil, fmt.Errorf("prompt %.80q: tensor %q of the worker in %s; must have a name, in %s", r.Texts[0],
+				t.Name, t.DType, wire.F32)
+		}
+		size += len(t.Data)
+		c.Tensors = append(c.Tensors, tensorOf(&t))
+	}
+	m.remember(c, of.Items[0].Handle)
 	for _, cond := range r.Conditions {
 		size += len(cond.Data)
 	}

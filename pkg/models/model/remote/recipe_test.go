@@ -72,6 +72,10 @@ func TestRecipe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if len(red.Tensors) != 2 || red.Tensors[0].Name != "prompt_embeds" || len(red.Tensors[0].Data) == 0 ||
+		slices.Equal(red.Tensors[1].Data, other.Tensors[1].Data) {
+		t.Errorf("what the texts are encoded to: %v", red.Tensors)
+	}
 	v := velocityOf(t, m, red)
 	if slices.Equal(v, velocityOf(t, m, other)) {
 		t.Error("another image gives the same velocity")

@@ -65,7 +65,7 @@ type patchTask struct {
 }
 
 // patchFloats is how many floats of a part stay in the first level cache.
-const patchFloats = 12 << 10
+const patchFloats = 6 << 10
 
 // convolvePatches is Conv2D by patches. The caller has checked the shapes.
 func (c *CPU) convolvePatches(dst, x Image, w *PackedConv, v tensor.Conv, e Epilogue) {
@@ -83,7 +83,7 @@ func (c *CPU) convolvePatches(dst, x Image, w *PackedConv, v tensor.Conv, e Epil
 	}
 	all := dst.N * t.high * t.wide
 	threads := c.threadsFor(all * patchTaps * w.In * w.Out)
-	t.step = max(2, patchFloats/patchTaps/(w.In+w.Out)/maxTileRows) * maxTileRows
+	t.step = max(1, patchFloats/patchTaps/(w.In+w.Out)/maxTileRows) * maxTileRows
 	if threads > 1 {
 		t.step = min(t.step, max(maxTileRows, all/(2*threads)))
 	}

@@ -41,6 +41,9 @@ func RowOf(s *schemas.Sampling, cond, negative *model.Conditioning, at Point) Gu
 	if r.Scale > 1 {
 		r.Negative = negative
 	}
+	if cond != nil && cond.Recipe != nil && r.Scale != s.TrueCFGScale { // a pipeline guides by it
+		r.Guidance = float32(r.Scale)
+	}
 	return r
 }
 

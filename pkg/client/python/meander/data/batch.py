@@ -74,7 +74,8 @@ class Sample:
         """Why a sample with an advantage has nothing to train on; empty if it has."""
         if self.text:
             return "" if self.text.generated else "an answer without tokens"
-        return "" if self.trained else "no stochastic step"
+        scores = self.facts.get("log_probs") or () if self.unread else map(itemgetter("log_prob"), self.steps)
+        return "" if any(p is not None for p in scores) else "no stochastic step"
 
     def kept(self) -> dict[int, list[Tensor]]:
         """The tensors of the states that were read, by index; the same state may be kept with two steps."""
@@ -527,8 +528,11 @@ class Batch(Mapping[str, Any]):
         ]
         out: dict[str, Array] = {}
         for name, (field, dtype) in (_SAMPLE | ({} if rows[0][2].text else _IMAGE)).items():
-            absent = _ABSENT.get(name, lambda _, zero=np.zeros((), dtype).item(): zero)
-            out[name] = np.array([t.get(field) or absent(t) for _, _, _, t in rows], dtype)
+            if absent := _ABSENT.get(name):
+                out[name] = np.array([t.get(field) or absent(t) for _, _, _, t in rows], dtype)
+                continue
+            zero = np.zeros((), dtype).item()
+            out[name] = np.array([t.get(field) or zero for _, _, _, t in rows], dtype)
         out["uid"] = np.array([g.uid for _, g, _, _ in rows])
         out["rewards"] = np.array([s.member["reward"] for _, _, s, _ in rows], np.float64)
         out["sample_index"] = np.array([s.member["sample_index"] for _, _, s, _ in rows], np.int64)

@@ -131,14 +131,20 @@ def payload_digest(data: bytes, event: Event) -> str:
     return _BLAKE3 + str(folded.hexdigest())
 
 
+_PREFIX = 32
+
+
 def _is_payload(data: bytes, held: list[bytes], digest: str) -> bool:
     """Whether an event's bytes have a payload_digest, where held are its byte strings in order. It looks for their
     content, so False may be said of some that have it."""
     folded, at = blake3(), 0
     for content in held:
-        begin = data.find(content, at)
+        begin = data.find(content[:_PREFIX], at)  # the whole of a state takes long to look for
+        end = begin + len(content)
+        if data[begin:end] != content:
+            return False
         folded.update(data[at:begin] + blake3(content).digest())
-        at = begin + len(content)
+        at = end
     folded.update(data[at:])
     return _BLAKE3 + str(folded.hexdigest()) == digest
 
@@ -223,8 +229,8 @@ class Form(dict[str, Any]):
 
     def plan(self, value: Event) -> tuple[list[str], list[tuple[str, Any]], list[str]] | None:
         """What is left to look at in a map of these names and types of values, of which few events differ: its
-        numbers, its fields with parts and the form of each, and the lists that it lacks. None: a field is wrong, or
-        not known."""
+        numbers, its fields with parts and the form of each, or the types in a list of plain values, and the lists that
+        it lacks. None: a field is wrong, or not known."""
         kind = (*value, *map(type, value.values()))
         found = self._plans.get(kind)
         if found is None and (found := self._planned(value)) and len(self._plans) < _PLANS:
@@ -240,7 +246,9 @@ class Form(dict[str, Any]):
                 continue
             while isinstance(spec, Maybe):
                 spec = spec.of
-            if of is dict and (spec is dict or isinstance(spec, Form)) or of is list and isinstance(spec, list):
+            if of is list and isinstance(spec, list) and type(spec[0]) not in (Form, list):
+                parts.append((name, _exact(spec[0]) - {bytes, dict}))
+            elif of is dict and (spec is dict or isinstance(spec, Form)) or of is list and isinstance(spec, list):
                 parts.append((name, spec))
             elif of not in (_PLAIN if spec is object else _exact(spec)):
                 return None
@@ -326,12 +334,18 @@ def _unknown(value: Any, spec: Any, path: str = "") -> Iterator[str]:
 def check_uses(trajectory: AnyEvent, uses: Collection[str], reader: str) -> None:
     """EventError: a setting of the sample is set that the reader does not use. uses are those that it does; settings
     that come through another field of the trajectory, as cfg_from through cfg_scales, are used by who uses that."""
-    for name, through in _CONTRACT["settings"].items():
-        if trajectory.get(name) and through not in uses:
+    for name in _unused(frozenset(uses)):
+        if trajectory.get(name):
             raise EventError(
                 f"{trajectory.get('uid')} #{trajectory.get('sample_index')}: setting {name}={trajectory[name]!r:.40} "
                 f"is not used by {reader}; leave it out of the prompt, or train with what computes it"
             )
+
+
+@functools.lru_cache(16)
+def _unused(uses: frozenset[str]) -> list[str]:
+    """The settings of samples that a reader does not use."""
+    return [name for name, through in _CONTRACT["settings"].items() if through not in uses]
 
 
 SETTINGS: dict[str, type] = {
@@ -384,6 +398,12 @@ def _is_right(value: Any, spec: Any, held: list[bytes]) -> bool:
         for name, of in parts:
             if of is bytes:
                 held.append(value[name])
+            elif type(of) is frozenset:
+                types = set(map(type, value[name]))
+                if float in types and not (types <= _FLOATS and math.isfinite(sum(filter(None, value[name])))):
+                    return False
+                if not types <= of:
+                    return False
             elif of is dict:
                 if not _finite(value[name]):
                     return False
@@ -392,16 +412,11 @@ def _is_right(value: Any, spec: Any, held: list[bytes]) -> bool:
         # A sum with a number that is not finite is not finite.
         return not numbers or math.isfinite(sum(map(value.__getitem__, numbers)))
     of = spec[0]
-    if type(of) in (Form, list):
-        part = dict if type(of) is Form else list
-        for v in value:
-            if type(v) is not part or not _is_right(v, of, held):
-                return False
-        return True
-    types = set(map(type, value))
-    if float in types and not (types <= _FLOATS and math.isfinite(sum(filter(None, value)))):
-        return False
-    return types <= _exact(of) - {bytes, dict}
+    part = dict if type(of) is Form else list
+    for v in value:
+        if type(v) is not part or not _is_right(v, of, held):
+            return False
+    return True
 
 
 _FLOATS = {float, type(None)}

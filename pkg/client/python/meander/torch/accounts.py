@@ -115,9 +115,30 @@ def check(family: Family) -> None:
 
 def check_pipeline(family: Pipeline) -> None:
     """The same of a folder that is computed as diffusers loads it: what the pipeline's class does not take."""
-    takes = inspect.signature(family.cls.__init__).parameters
+    takes, folder = inspect.signature(family.cls.__init__).parameters, family.folder
     _refuse_unknown("meander.json", family.settings, OF_SETTINGS)
-    for key, value in family.folder.index.items():
+    optional = {*getattr(family.cls, "_optional_components", ()), "safety_checker", "feature_extractor"}
+    for key, takes_it in list(takes.items())[1:]:
+        there = folder.named_class(key)
+        if takes_it.default is takes_it.empty and takes_it.kind is not takes_it.VAR_KEYWORD and key not in optional:
+            if not there and folder.index.get(key) in (None, [None, None]):
+                raise Fault("config", f"model_index.json: {key}: none; must be there: {family.cls.__name__} needs it")
+        if there and key not in optional and not (folder.path / key).is_dir():
+            raise Fault("config", f"model: no {folder.path / key}, which model_index.json names: copy the folder again")
+    if "scheduler" in takes and (name := folder.named_class("scheduler")):
+        diffusers = importlib.import_module("diffusers")
+        if not hasattr(getattr(diffusers, name, None), "set_timesteps"):
+            raise Fault(
+                "config",
+                f"model_index.json: scheduler: {name:.80}; must be a scheduler of diffusers {diffusers.__version__}",
+            )
+        folder.read("scheduler", "scheduler_config.json")
+    if family.scheduler_config.get("thresholding"):
+        raise Fault(
+            "config",
+            "scheduler/scheduler_config.json: thresholding: true; must be false: samples are what the network predicts",
+        )
+    for key, value in folder.index.items():
         if key not in takes and not key.startswith("_") and value not in (None, [None, None]):
             raise Fault(
                 "config",

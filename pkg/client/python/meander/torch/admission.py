@@ -29,7 +29,10 @@ _TRIED = (_STEPS, 7)  # steps for which a rule must give the pipeline's sigmas
 _SAME = 1.5e-6
 _RULES = [("linspace", "linear"), ("linspace", "flux2"), ("scheduler", "linear"), ("uni_flow", "none")]
 _USUAL = (1, 2, 4, 6, 8, 10, 12, 15, 16, 20, 24, 25, 28, 30, 32, 40, 50, 100)  # steps of prompts, without a rule
-_EULERS = {"FlowMatchEulerDiscreteScheduler", "DDIMScheduler", "EulerDiscreteScheduler", "CogVideoXDDIMScheduler"}
+_EULERS = {
+    "FlowMatchEulerDiscreteScheduler", "DDIMScheduler", "EulerDiscreteScheduler", "CogVideoXDDIMScheduler",
+    "DPMSolverMultistepScheduler of order 1",
+}  # fmt: skip
 """Schedulers whose own steps are Euler's in canonical coordinates."""
 _PROBE, _UNIT = 256 * 256, 32  # pixels of the small size, and its edges are multiples of the other
 _CLOSE = {torch.float32: 1e-5}
@@ -58,6 +61,7 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
     y = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(family.device)
     _check_access(loaded, small, y, grid.sigmas)
     _check_guidance(loaded, small, y, grid.sigmas[1])
+    _measure_texts(loaded, small)
     _check_rows(loaded, small, y, grid.sigmas[1], say)
     check_euler(loaded, small)
 
@@ -247,6 +251,27 @@ def _check_guidance(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: floa
         family.beside_negative = [n for n in dict.fromkeys(scales) if not moves(n) and moves(n, **{_NEGATIVE: ""})]
 
 
+def _longer(recipe: Recipe) -> Recipe:
+    """One with another text, of more tokens."""
+    return replace(recipe, texts=tuple(f"{t} of a red cat on a mat" for t in recipe.texts))
+
+
+def _measure_texts(loaded: Loaded, recipe: Recipe) -> None:
+    """Finds how large what the pipeline encodes of texts is: its bytes at most, and those of a token, which are all
+    where it pads."""
+    sizes = []
+    for asked in (recipe, _longer(recipe)):
+        with _session(loaded, asked) as run:
+            sizes.append({name: t.shape for name, t in run.session.encoded.items()})
+    family, of_token = loaded.family, 0
+    for name, shape in sizes[1].items():
+        grows = len(shape) > 0 and sizes[0].get(name) != shape
+        one = 4 * math.prod(shape[1:] if grows else shape)
+        of_token += one * grows
+        family.conditioning_bytes += one * (family.card()["max_prompt_tokens"] if grows else 1)
+    family.token_bytes = of_token or family.conditioning_bytes
+
+
 def _check_rows(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, say: Callable[[str], None]) -> None:
     """Finds whether rows of one prompt may be computed together, and then those of several."""
     family, ys = loaded.family, torch.cat([y, -y])
@@ -264,9 +289,11 @@ def _check_rows(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, s
     else:
         return
     family.rows_alike = True
-    other = replace(recipe, texts=tuple(f"{t} of a red cat on a mat" for t in recipe.texts))
     try:
-        with _session(loaded, recipe) as one, _session(loaded, recipe, 2) as two, _session(loaded, other) as third:
+        with (
+            _session(loaded, recipe) as one, _session(loaded, recipe, 2) as two,
+            _session(loaded, _longer(recipe)) as third,
+        ):  # fmt: skip
             loaded.together.learn(one.turn(y, sigma), two.turn(ys, sigma))
             turns = [(2, two.turn(ys, sigma)), (1, third.turn(y, sigma))]
             joined = torch.cat(loaded.together.run(turns))
@@ -305,15 +332,16 @@ def check_euler(loaded: Loaded, recipe: Recipe) -> float | None:
     family = loaded.family
     with _session(loaded, recipe) as run:
         bases = [type(s).base for s in run.session.schedulers]
-        first, grids = run.session.first_states(), run.grids
+        first, grids = [*run.session.first_states()], run.grids
         start = [g.canonical(x, g.find(g.sigmas[0])).reshape(1, -1) for g, x in zip(grids, first, strict=True)]
         y, sigmas = torch.cat(start, 1), grids[0].sigmas
         for s, s2 in zip(sigmas, sigmas[1:], strict=False):
             y = (y.double() + (s2 - s) * run.velocity(y, s).double()).float()
         ours = media_of(run.end(y), family.pipe)[1]
         family.media = ["audio" if name == "sound" else "image" for name, _ in ours]
-    if any(b.__name__ not in _EULERS for b in bases):
-        family.notes.append(f"the steps of {bases[0].__name__} are not Euler's: not compared")
+    apart = [n for s, b in zip(run.session.schedulers, bases, strict=True) if (n := _steps_of(s, b)) not in _EULERS]
+    if apart:
+        family.notes.append(f"the steps of {apart[0]} are not Euler's: not compared")
         return None
     session = Session(family.pipe, loaded.call_of(recipe), shapes=loaded.shapes, memo=loaded.memo)
     try:
@@ -322,6 +350,8 @@ def check_euler(loaded: Loaded, recipe: Recipe) -> float | None:
         if family.access == "exact":
             last = [g.canonical(x, g.last()).reshape(1, -1) for g, x in zip(grids, states, strict=True)]
             off, close = _apart(y, torch.cat(last, 1)), _CLOSE.get(family.dtype, _CLOSE_16)
+            # States as large as their noise, such as 4096 without a signal, lose that much of their last digits.
+            close = max(close, torch.finfo(torch.float32).eps * max(float(x.std()) for x in first))
         else:  # the last states are before what the pipeline then does to them
             theirs = media_of(session.end(states), family.pipe)[1]
             pairs = [(torch.from_numpy(a[1]), torch.from_numpy(b[1])) for a, b in zip(ours, theirs, strict=True)]
@@ -331,6 +361,15 @@ def check_euler(loaded: Loaded, recipe: Recipe) -> float | None:
     if not off <= close:
         raise Fault("config", f"Euler's steps end {off:.1e} from the pipeline's own; must be within {close:g}")
     return off
+
+
+def _steps_of(scheduler: Any, base: Any) -> str:
+    """A name of how a scheduler steps."""
+    c = scheduler.config
+    if base.__name__ == "DDIMScheduler" and c.get("timestep_spacing") == "linspace":
+        return "DDIMScheduler with timestep_spacing linspace, which do not end at the next timestep,"
+    first = c.get("solver_order") == 1 and c.get("algorithm_type") == "dpmsolver++" and "use_flow_sigmas" in c
+    return f"{base.__name__} of order 1" if first and not c["use_flow_sigmas"] else base.__name__
 
 
 def _apart(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -15,6 +15,8 @@ import torch
 
 from .faults import Fault
 
+_PREDICTIONS = ("flow", "epsilon", "v_prediction", "sample")
+_NOISE_ALONE = 1e-3  # a share of the sample below which no epsilon tells it
 _ON_GRID = 2e-6
 """How far a sigma may be from one of the grid: hosts send them as float32."""
 
@@ -30,7 +32,7 @@ def kind_of(scheduler: Any) -> str:
         return "flow"
     if name.startswith(("EDM", "CosineDPM")):
         return "edm"
-    if name.startswith(("Euler", "Heun", "LMS", "KDPM2")):
+    if name.startswith(("Euler", "Heun", "LMS", "KDPM2", "DPMSolverSDE")):
         return "ve"
     return "vp" if hasattr(scheduler, "alphas_cumprod") else ""
 
@@ -41,14 +43,53 @@ def prediction_of(scheduler: Any) -> str:
 
 
 def suited(scheduler: Any) -> Any:
-    """The scheduler itself, or one of equal noise levels with a table of one timestep for each step."""
-    kind, name = kind_of(scheduler), type(scheduler).__name__
-    diffusers = importlib.import_module("diffusers")
-    if kind == "vp" and name != "CogVideoXDDIMScheduler":
-        return diffusers.DDIMScheduler.from_config(scheduler.config, clip_sample=False, thresholding=False)
-    if kind == "ve":
-        return diffusers.EulerDiscreteScheduler.from_config(scheduler.config)
-    return scheduler
+    """The scheduler itself, or one of equal noise levels with a table of one timestep for each step, whose own steps are
+    Euler's in canonical coordinates. Fault of class config: its levels are not known, or no scheduler has them so."""
+    kind, name, config = kind_of(scheduler), type(scheduler).__name__, scheduler.config
+    diffusers, made = importlib.import_module("diffusers"), scheduler
+    if not kind:
+        raise _fault("_class_name", name, "a scheduler whose levels of noise are known: flow matching, DDIM or Euler")
+    if (prediction := prediction_of(scheduler)) not in _PREDICTIONS:
+        raise _fault("prediction_type", prediction, f"one of {', '.join(_PREDICTIONS)}")
+    if kind == "vp" and hasattr(scheduler, "sigmas"):  # of solvers: DPM's first order is DDIM
+        ends = {"final_sigmas_type": "sigma_min"} if name.startswith(("DEIS", "SASolver")) else {}
+        made = diffusers.DPMSolverMultistepScheduler.from_config(
+            config, algorithm_type="dpmsolver++", solver_order=1, thresholding=False, **ends
+        )
+    elif kind == "vp" and name != "CogVideoXDDIMScheduler":
+        made = diffusers.DDIMScheduler.from_config(config, clip_sample=False, thresholding=False)
+    elif kind == "ve":
+        made = diffusers.EulerDiscreteScheduler.from_config(config)
+    if made is not scheduler and name != type(made).__name__:
+        for steps in (4, 7):
+            own, ours = (_timesteps(s, steps) for s in (scheduler, made))
+            if any(not np.isclose(own, t).any() for t in ours):
+                raise _fault(
+                    "_class_name", name, "DDIMScheduler or another that steps from level to level: what this one does "
+                    f"at its timesteps {', '.join(f'{t:g}' for t in own)} of {steps} steps is not computed"
+                )  # fmt: skip
+    return made
+
+
+def notes_of(scheduler: Any, made: Any) -> list[str]:
+    """What hosts should say of a scheduler that is computed as another one."""
+    names, out = [type(s).__name__ for s in (scheduler, made)], []
+    if made is not scheduler and names[0] != names[1]:
+        out.append(f"{names[0]} is computed as {names[1]}, which has the same levels of noise")
+    if scheduler.config.get("solver_order", 1) > 1 and made.config.get("solver_order") == 1:
+        out.append("steps are of first order, not of the solver of the scheduler")
+    if kind_of(scheduler) == "vp" and scheduler.config.get("clip_sample") and made is not scheduler:
+        out.append("clip_sample of the scheduler is left away: a sample is what the network predicts")
+    return out
+
+
+def _timesteps(scheduler: Any, steps: int) -> np.ndarray:
+    scheduler.set_timesteps(steps)
+    return np.asarray(scheduler.timesteps.double())
+
+
+def _fault(key: str, value: str, must: str) -> Fault:
+    return Fault("config", f"scheduler/scheduler_config.json: {key}: {value:.80}; must be {must}")
 
 
 @dataclass(frozen=True)
@@ -78,7 +119,7 @@ class Grid:
         table = scheduler.timesteps.as_subclass(torch.Tensor).cpu().double()
         at = [int((table - t).abs().argmin()) for t in timesteps.cpu().double()]
         self.inverted = bool(scheduler.config.get("invert_sigmas"))
-        if self.kind == "vp":
+        if self.kind == "vp" and not hasattr(scheduler, "sigmas"):
             abar = scheduler.alphas_cumprod.double()
             last = float(getattr(scheduler, "final_alpha_cumprod", 1.0))
             levels = [float(abar[int(t)]) for t in timesteps] + [last]
@@ -86,10 +127,17 @@ class Grid:
         else:
             sigmas = scheduler.sigmas.double().cpu()
             self.ab = [self._of(float(sigmas[i])) for i in (*at, at[-1] + 1)]
+        if self.prediction == "epsilon" and self.kind != "edm" and self.ab[0][0] < _NOISE_ALONE * self.ab[0][1]:
+            raise _fault(
+                "prediction_type", "epsilon", "v_prediction beside rescale_betas_zero_snr: its first state is noise "
+                "alone, of which epsilon does not tell the sample"
+            )  # fmt: skip
         self.sigmas = [b / (a + b) for a, b in self.ab]
         """T + 1 of them, the last where the last step ends."""
 
     def _of(self, sigma: float) -> tuple[float, float]:
+        if self.kind == "vp":
+            return (1 + sigma**2) ** -0.5, sigma * (1 + sigma**2) ** -0.5
         if self.kind != "flow":
             return 1.0, sigma
         s = 1 - sigma if self.inverted else sigma

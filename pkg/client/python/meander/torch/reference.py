@@ -98,10 +98,11 @@ def _reference(a: argparse.Namespace) -> dict[str, Any]:
     save_file({k: v.float().contiguous() if k != "media" else v for k, v in tensors.items()}, a.out)
     names = [type(pipe.scheduler).__name__, str(family.folder.read_optional("scheduler", "scheduler_config.json").get(
         "_class_name", ""))]
-    notes = [f"{names[1]} is computed as {names[0]}, which has the same levels of noise"] * (names[0] != names[1])
+    notes = family.notes if isinstance(family, Pipeline) else []
     return {
         "class": type(pipe).__name__, "scheduler": names[0], "note": "; ".join(notes), "steps": steps, "guidance": guidance,
-        "solver": SOLVERS.get(names[0], "euler"), "dtype": dtype, "device": str(device),
+        "solver": "euler" if scheduler.config.get("solver_order") == 1 else SOLVERS.get(names[0], "euler"),
+        "dtype": dtype, "device": str(device),
         "versions": {n: importlib.import_module(n).__version__ for n in ("diffusers", "torch", "transformers")},
         "whole_timesteps": grid.kind == "flow" and not scheduler.timesteps.is_floating_point(), **vars(size),
     }  # fmt: skip

@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import encoding
+
 _SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
 """The session whose pipeline runs here: threads and greenlets have contexts of their own."""
 
@@ -347,6 +349,8 @@ class Session:
         """The schedulers that stepped them."""
         self.loop = torch.empty(0)
         """The timesteps of the loop."""
+        self.encoded = dict[str, torch.Tensor]()
+        """What the texts are encoded to, by the pipeline's names."""
         self._planned_: dict[int, Any] = {}
         self._at: dict[int, int] = {}
         own = vars(self.pipe)
@@ -367,6 +371,8 @@ class Session:
                 own[name] = memo.of(self.pipe, name)
         own["_progress_bar_config"] = {"disable": True}
         self._body = inspect.unwrap(type(pipe).__call__)
+        if hasattr(self.pipe, "encode_prompt"):
+            own["encode_prompt"] = encoding.noting(self.pipe.encode_prompt, self._body, self.encoded)
         self._body.__globals__["enumerate"] = _enumerate
         self._parked = (_Greenlet if importlib.util.find_spec("greenlet") else _Thread)(self._main)
 
@@ -563,7 +569,7 @@ class Session:
 
     def _park(self, *what: Any) -> Any:
         answer = self._parked.park(what)
-        torch.set_grad_enabled(self._grad and what[0] == "turn" and not self.unread)
+        torch.set_grad_enabled(self._grad and what[0] != "step" and not self.unread)
         return answer
 
     def _planned(self, scheduler: Any) -> None:

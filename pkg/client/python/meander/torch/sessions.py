@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from .whole import _COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of, tr
 
 _KEYS = {"prompts", "truncate", "conditions", "arguments", "frames", "height", "width", "guidance", "steps"}
 _SESSIONS = 64
+_RATES = ("frame_rate", "fps")  # of videos, which meander.json may say
 _RECIPES = 4096
 _STARTS = 8
 _BATCHES = (8, 4, 2, 1)
@@ -162,6 +163,8 @@ class Loaded:
         out |= {name: value for name, value in sizes.items() if name in takes}
         if "strength" in takes:
             out["strength"] = 1.0
+        if fps := self.family.settings.get("fps"):
+            out = {n: int(fps) if fps == int(fps) else fps for n in _RATES if n in takes} | out
         if r.guidance is not None:
             out[self.family.card()["pipeline"]["guidance"]] = r.guidance
         for name, digests in r.conditions.items():
@@ -204,8 +207,8 @@ class Loaded:
         with truncations() as said:
             try:
                 run = Run(self, r, n, grad)
-            except (ValueError, TypeError, AttributeError, LookupError, AssertionError) as e:
-                raise Fault("prompt", f"{self.family.cls.__name__}: {type(e).__name__}: {e}"[:2000]) from e
+            except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError) as e:
+                raise Fault("prompt", said_by(self.family.cls, e)) from e
         cut = [
             s for s in said if clip or not s.startswith("The following part of your input was truncated because CLIP")
         ]
@@ -216,21 +219,31 @@ class Loaded:
         return run
 
 
-def load(
-    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
-) -> Loaded:
-    """Loads and tests a pipeline for trainers. family.networks are what it steps with: what is done to them, such as
-    adapters and checkpointing, the sessions have. Fault of class config: it is not computed."""
+def read(
+    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = "",
+    networks: str = "",
+) -> Loaded:  # fmt: skip
+    """Loads a pipeline for trainers, which test it before they use it. family.networks are what it steps with: what is
+    done to them, such as adapters and checkpointing, the sessions have; they may have a device of their own, until they
+    are moved. Fault of class config: it cannot be read."""
     from . import families
-    from .admission import admit
 
     found = families.find(Folder(folder), not family, trust_class, family)
     if not isinstance(found, Pipeline):
         raise Fault("config", f"family: {family}; must be a pipeline, a subclass of diffusers.DiffusionPipeline")
-    engine = PipelineEngine(found, Settings(device, dtype))
+    return PipelineEngine(found, Settings(device, dtype), networks=networks).loaded
+
+
+def load(
+    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
+) -> Loaded:
+    """The same, tested. Fault of class config: it is not computed."""
+    from .admission import admit
+
+    loaded = read(folder, device, dtype, trust_class, family)
     with torch.no_grad():
-        admit(engine.loaded, lambda detail: None)
-    return engine.loaded
+        admit(loaded, lambda detail: None)
+    return loaded
 
 
 class Run:
@@ -302,23 +315,33 @@ class Run:
         return self.session.end(xs)
 
 
+def said_by(cls: Any, e: BaseException) -> str:
+    """What a pipeline refuses, or where its own code fails."""
+    if isinstance(e, ValueError):
+        return f"{cls.__name__} refuses what it is called with: {e}"[:2000]
+    at: Any = e.__traceback__
+    while at.tb_next:
+        at = at.tb_next
+    where = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
+    return f"{cls.__name__} fails in its own code, {where}: {type(e).__name__}: {e}"[:2000]
+
+
 class PipelineEngine(Engine):
     """The engine of the generic family: encode and put take recipes, and no tensors."""
 
     takes_recipes = True
     family: Pipeline
 
-    def __init__(self, family: Pipeline, settings: Settings, say: Callable[[str], None] = lambda detail: None):
-        """Loads the folder. Fault of class config: a setting that whole pipelines do not have."""
+    def __init__(
+        self, family: Pipeline, settings: Settings, say: Callable[[str], None] = lambda detail: None, networks: str = ""
+    ):
+        """Loads the folder, the networks on a device that may be another. Fault of class config: it cannot be read."""
         self.family, self.settings = family, settings
         device = find_device(settings.device)
-        if settings.encoders:
-            raise Fault(
-                "config", f"--text-encoder-device: set; must be absent: {family.cls.__name__} is computed as a whole"
-            )
+        encoders = find_device(settings.encoders, "text_encoder_device") if settings.encoders else device
         self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
         _prepare(settings, self.dtype)
-        family.attach(family.load(DTYPES[self.dtype], device, say), device)
+        family.attach(family.load(DTYPES[self.dtype], device, say, encoders, networks), encoders)
         if settings.vae_tiling:
             family.pipe.vae.enable_tiling()
         self.device, self.weights = device, Weights(family.networks, settings.compile)
@@ -344,6 +367,10 @@ class PipelineEngine(Engine):
             admit(self.loaded, self.say)
         except Fault as e:
             raise Fault("config", f"{self.family.cls.__name__}: not admitted: {e}") from e
+        except Exception as e:
+            if is_out_of_memory(e):
+                raise
+            raise Fault("config", f"not admitted: {said_by(self.family.cls, e)}") from e
         self.family.encodes = encodes(self.loaded, Size(**self.family.admitted))
         for n in range(1, 1 + self.settings.compile * (1 + self.family.rows_alike)):
             self.say(f"compiling the network for {n} rows")
@@ -364,12 +391,10 @@ class PipelineEngine(Engine):
         return {}, []
 
     def encode(self, prompts: list[Any], truncate: bool, **recipe: Any) -> Answer:
-        """Begins a session of a recipe, and returns its handle."""
-        return {
-            "items": [
-                {"handle": self._begin({"prompts": prompts, "truncate": truncate, **recipe}), "cut": 0, "tensors": []}
-            ]
-        }, []
+        """Begins a session of a recipe, and returns its handle, and what its texts are encoded to."""
+        handle = self._begin({"prompts": prompts, "truncate": truncate, **recipe})
+        tensors = [(name, _array(t)) for name, t in self.runs[handle, 1].session.encoded.items()]
+        return {"items": [{"handle": handle, "cut": 0, "tensors": [*range(len(tensors))]}]}, tensors
 
     def put(self, tensors: Tensors, recipe: dict[str, Any] | None = None) -> Answer:
         """The same for a recipe as a map."""
@@ -382,6 +407,7 @@ class PipelineEngine(Engine):
         tensors: Tensors,
     ) -> Answer:  # fmt: skip
         x = self.rows(states, sigmas, handles, guidance, size, tensors)
+        handles = [self._guided(h, g) for h, g in zip(handles, guidance, strict=True)]
         recipes = [self._recipe(h) for h in handles]
         if wrong := [r for r in recipes if r.size != size]:
             raise Fault("latents", f"size: {size}; must be {wrong[0].size}, that of the recipe")
@@ -452,7 +478,7 @@ class PipelineEngine(Engine):
 
     def _begin(self, given: dict[str, Any]) -> str:
         r = self.loaded.recipe(given)
-        if r.handle not in self.recipes:
+        if (r.handle, 1) not in self.runs:
             self.family.latent_grid(r.size)
             run = self.loaded.session(r)
             self.runs[r.handle, 1] = run
@@ -468,6 +494,15 @@ class PipelineEngine(Engine):
             raise Fault("handle", f"handles: {handle!s:.80}: unknown; put its recipe and repeat the call")
         self.recipes.move_to_end(handle)
         return self.recipes[handle]
+
+    def _guided(self, handle: Any, scale: float) -> Any:
+        """The handle of a recipe with another scale of guidance; 0: its own."""
+        r = self._recipe(handle)
+        if scale in (0, r.guidance):
+            return handle
+        r = replace(r, guidance=float(scale))
+        self.recipes[r.handle] = r
+        return r.handle
 
     def _evict(self) -> None:
         while len(self.runs) > _SESSIONS:

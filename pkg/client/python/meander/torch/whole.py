@@ -45,6 +45,8 @@ _NEEDS_ITS_IMAGES = re.compile(
     r"Edit|ImageToVideo|Image2Video|VideoToVideo|I2V|Img2Img|Inpaint|Pix2Pix|Control|Fill|Variation|Upscale|Adapter|"
     r"Layered|SuperResolution"
 )
+_STEPPING = ("transformer", "unet", "prior", "dit", "transformer_2")
+"""Parts that are what a pipeline steps with; the last one beside the first."""
 _EXTRA = re.compile(r"last_image|_2$|reference")
 _NO_INPUT = re.compile(r"embed|ip_adapter|latents|attention_mask")
 """Of what encoders give, or of adapters of images as prompts, which are not parts of a folder."""
@@ -70,6 +72,8 @@ class Pipeline(Family):
         self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
         self.beside_negative = list[str]()
         """Scales of guidance that have no effect without a negative prompt; known once it is tested."""
+        self.conditioning_bytes = self.token_bytes = 0
+        """What is encoded of texts, in float32: bytes at most, and of a token; known once it is tested."""
         self.encodes = False
         """Whether it encodes media to start from; known once it is tested."""
         self.media = list[str]()
@@ -123,6 +127,10 @@ class Pipeline(Family):
         if float(self._default("true_cfg_scale", 0.0)) > 1 or "guidance_scale" not in self.call:
             return "true_cfg_scale" if "true_cfg_scale" in self.call else ""
         return "guidance_scale"
+
+    def takes_guidance(self) -> bool:
+        """Whether a row may have another scale than its recipe."""
+        return bool(self._guidance())
 
     def _inputs(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Conditions and arguments by the signature."""
@@ -196,7 +204,8 @@ class Pipeline(Family):
             "true_cfg_scale": float(s.get("true_cfg_scale", s.get("guidance_scale", scale))), "guidance": 0.0,
             "cfg_rule": self.cfg_rule, "boundary_ratio": 0.0, "negative_prompt": "", "conditioning": [],
             "max_prompt_tokens": 512, "prompts": max(1, sum(n in self.call for n in _TEXTS)),
-            "max_pixels": self.max_pixels(), "conditioning_bytes": 0, "conditioning_token_bytes": 0,
+            "max_pixels": self.max_pixels(), "conditioning_bytes": self.conditioning_bytes,
+            "conditioning_token_bytes": self.token_bytes,
             "grid": self.grid_name if self.prediction() == "flow" else "diffusion",
             "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
             "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": self.max_frames(),
@@ -205,7 +214,7 @@ class Pipeline(Family):
                 "random_access": self.access, "conditions": self.conditions, "arguments": self.arguments,
                 "guidance": guidance, "beside_negative": self.beside_negative, "tracks": self.tracks,
                 "media": self.media, "admitted": self.admitted, "sigmas": self.sigmas,
-                "sigmas_tokens": self.sigmas_tokens, "encodes": self.encodes,
+                "sigmas_tokens": self.sigmas_tokens, "encodes": self.encodes, "notes": self.notes,
             },
         }  # fmt: skip
 
@@ -235,8 +244,9 @@ class Pipeline(Family):
 
     # What the loaded pipeline computes.
 
-    def load(self, dtype: Any, device: Any, say: Any) -> Any:
-        """Returns the pipeline on a device. Fault of class config: a part that cannot be read."""
+    def load(self, dtype: Any, device: Any, say: Any, encoders: Any = None, networks: str = "") -> Any:
+        """Returns the pipeline on a device, its text encoders and networks on others where given. Fault of class
+        config: a part that cannot be read."""
         canonical = importlib.import_module("meander.torch.canonical")
         sizes, done, parts = self.check(), 0, dict[str, Any]()
         for part, size in sizes.items():
@@ -255,10 +265,13 @@ class Pipeline(Family):
             )  # fmt: skip
         except Exception as e:  # of any kind, by what is wrong with which file
             raise Fault("config", f"model: {self.folder.path}: {type(e).__name__}: {first_sentence(e)}") from e
-        pipe.to(device)
+        importlib.import_module("meander.torch.encoding").place(
+            pipe, device, dict.fromkeys(_STEPPING, networks or device) | {"text_encoder": encoders or device}
+        )
         for name, part in pipe.components.items():
             if hasattr(part, "set_timesteps") and hasattr(part, "step"):
                 setattr(pipe, name, canonical.suited(part))
+                self.notes += [n for n in canonical.notes_of(part, getattr(pipe, name)) if n not in self.notes]
         if scheduler := getattr(pipe, "scheduler", None):
             self.scheduler_config = json.loads(scheduler.to_json_string())
         return pipe
@@ -270,7 +283,7 @@ class Pipeline(Family):
         for name in ("vae_temporal_compression_ratio", "vae_scale_factor_temporal", "vae_temporal_scale_factor"):
             if self.makes_video():
                 self.temporal = int(getattr(pipe, name, 0) or 0) or self.temporal
-        names = [n for n in ("transformer", "unet", "prior", "dit") if getattr(pipe, n, None) is not None]
+        names = [n for n in _STEPPING[:-1] if getattr(pipe, n, None) is not None]
         if not names:
             raise Fault("config", f"{self.cls.__name__}: no transformer and no unet; nothing computes its steps")
         second = ["transformer_2"] if getattr(pipe, "transformer_2", None) is not None else []

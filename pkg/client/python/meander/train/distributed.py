@@ -7,8 +7,9 @@ reads the cursor, publishes, pushes and writes; each reads the tensors of its ow
 from __future__ import annotations
 
 import datetime
+import functools
 import os
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -76,6 +77,51 @@ def shard(network: torch.nn.Module, blocks: list[torch.nn.Module], device: torch
     made = torch.empty(1, device=device)
     dist.reduce_scatter_tensor(made, torch.ones(world(), device=device), dist.ReduceOp.AVG, mesh.get_group())
     return world() / float(made)
+
+
+class Lockstep:
+    """Has all processes call sharded networks equally often, in one order, where what each of them computes needs other
+    calls: sessions of whole pipelines. A process goes along with the calls of others, by what it called before, and
+    these count nothing. The numbers of calls are agreed on before each: one small reduction."""
+
+    def __init__(self, networks: list[torch.nn.Module]):
+        self._networks = networks
+        self._last: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # arguments of the last call
+        self._along = False
+        self._nothing: list[torch.Tensor] = []
+        for i, network in enumerate(networks):  # before the hooks that gather its parameters
+            network.register_forward_pre_hook(functools.partial(self._before, i), prepend=True, with_kwargs=True)
+
+    def _before(self, i: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._along:
+            self._last[i] = args, kwargs
+            self._wait(2 * i + torch.is_grad_enabled())
+
+    def _wait(self, mine: int) -> None:
+        """Goes along with the calls that come before: the network's number twice, and 1 more with a gradient."""
+        while True:
+            first = torch.tensor(mine)
+            dist.all_reduce(first, op=dist.ReduceOp.MIN)
+            if int(first) == mine:
+                return
+            i, grad = divmod(int(first), 2)
+            args, kwargs = self._last[i]
+            self._along = True
+            try:
+                with torch.set_grad_enabled(bool(grad)):
+                    out = self._networks[i](*args, **kwargs)
+            finally:
+                self._along = False
+            if grad:  # the others' backward passes need this one's
+                one = out[0] if isinstance(out, tuple) else next(iter(out.values()))
+                self._nothing.append(0 * (one[0] if isinstance(one, list) else one).sum())
+
+    def end(self, v: torch.Tensor) -> torch.Tensor:
+        """Goes along until all processes are done, and returns what this one has computed: its backward pass goes along,
+        too."""
+        self._wait(2 * len(self._networks))
+        nothing, self._nothing = self._nothing, []
+        return v + sum(nothing) if nothing else v
 
 
 def part(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

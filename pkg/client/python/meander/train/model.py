@@ -73,8 +73,7 @@ class Network:
         device: str = "cpu", dtype: torch.dtype = torch.float32, checkpointing: bool = False, shard: bool = False,
         generic: bool = False, trust_class: bool = False,
     ):  # fmt: skip
-        """ValueError: the folder is not computed, with what is wrong; shard, in one process, of an older torch or of a
-        whole pipeline."""
+        """ValueError: the folder is not computed, with what is wrong; shard, in one process or of an older torch."""
         from peft import LoraConfig
 
         if shard and torch.__version__ < (2, 8):  # FSDP of older ones wants one dtype, and fails on CPUs
@@ -103,15 +102,18 @@ class Network:
             else:
                 network.to(self.device)
             network.train(checkpointing)  # there is no dropout: it switches checkpointing alone
+        if self.whole:
+            try:
+                self.whole.admit(shard)
+            except Fault as e:
+                raise ValueError(f"--model: {folder}: {e}") from e
 
     def _load(self, folder: str | Path, dtype: torch.dtype, generic: bool, trust: bool) -> Family:
         """The family of a folder, with its networks. ValueError: what is wrong with it."""
         try:
             family = families.find(Folder(folder), generic, trust)
             if family.cfg_rule == "inside":
-                if self.shard:
-                    raise ValueError(f"--shard: set; must not be, {family.folder.class_name} is computed as a whole")
-                self.whole = Whole(family.folder.path, str(self.device), dtype, trust)
+                self.whole = Whole(family.folder.path, str(self.device), dtype, trust, self.shard)
                 return self.whole.family
             for part in family.transformers():
                 family.check_part(part)

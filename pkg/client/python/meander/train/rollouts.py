@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -236,7 +237,8 @@ class Rollouts:
         guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
         texts = self.batch.prompt_index[rows].tolist()
         if self.recipes:
-            return Texts([], guidance, recipes=[self.recipes[k] for k in texts])
+            own = {"guidance": self.scales[i]} if len({*self.scales}) > 1 else {}  # of some steps alone
+            return Texts([], guidance, recipes=[dataclasses.replace(self.recipes[k], **own) for k in texts])
         places = list(zip(texts, self.now.prompt_index[self._at(rows)].tolist(), strict=True))
         return Texts(
             [self._prompt(k, place, "", device) for k, place in places], guidance,

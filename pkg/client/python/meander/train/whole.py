@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from ..data.events import AnyEvent, EventError
-from ..torch import sessions
+from ..torch import admission, sessions
 from ..torch.engine import DTYPES
 from ..torch.faults import Fault
 from ..torch.sessions import READ, Loaded, Recipe, Run
 from ..torch.whole import digest_of
+from . import distributed
 
 _SESSIONS = 64
 
@@ -23,13 +24,24 @@ _SESSIONS = 64
 class Whole:
     """A pipeline that is loaded, with the files and the sessions of what is trained on."""
 
-    def __init__(self, folder: str | Path, device: str, dtype: torch.dtype, trust: bool):
-        """Fault: the pipeline is not computed, with the reason."""
+    def __init__(self, folder: str | Path, device: str, dtype: torch.dtype, trust: bool, shard: bool = False):
+        """Loads it; of one to be sharded the networks are on the CPU. Fault: it cannot be read."""
         name = next(name for name, of in DTYPES.items() if of == dtype)
-        self.loaded: Loaded = sessions.load(folder, device, name, trust)
+        self.loaded: Loaded = sessions.read(folder, device, name, trust, networks="cpu" if shard else "")
         self.family = self.loaded.family
+        self._lockstep: distributed.Lockstep | None = None
         self.files: dict[tuple[str, str], str] = {}  # digests of conditions by the type and digest of a file
         self._runs: OrderedDict[tuple[str, int, bool], Run] = OrderedDict()
+
+    def admit(self, shard: bool) -> None:
+        """Tests the pipeline, before it is used. Fault: it is not computed, with the reason."""
+        if shard:
+            self._lockstep = distributed.Lockstep([*self.family.networks.values()])
+        with torch.no_grad():
+            admission.admit(self.loaded, lambda detail: None)
+        if shard and self.family.access != "exact":
+            raise Fault("config", f"--shard: set; must not be: steps of {self.family.cls.__name__} need those before")
+        self.loaded.ahead &= not shard
 
     def lacks(self, c: AnyEvent) -> bool:
         """Whether the file of a condition of a sample must be read."""
@@ -84,7 +96,8 @@ class Whole:
             for take in [rows] if self.family.rows_alike else [[i] for i in rows]:
                 parts.append(self._velocity(recipes[take[0]], x[take], s))
                 order += take
-        return torch.cat(parts)[np.argsort(order)]
+        v = torch.cat(parts)[np.argsort(order)]
+        return self._lockstep.end(v) if self._lockstep else v
 
     def _velocity(self, recipe: Recipe, x: torch.Tensor, sigma: float) -> torch.Tensor:
         """Of rows of one recipe. A session is kept only where the pipeline keeps nothing that the network gave."""
@@ -95,7 +108,10 @@ class Whole:
             raise EventError(f"prompt {recipe.texts!r:.80}: {e}") from e
         kept = False
         try:
-            v = run.velocity(x, sigma)
+            if self._lockstep:  # all calls of networks are of this thread: backward passes have their order
+                v = self.loaded.together.run([(len(x), run.turn(x, sigma))])[0]
+            else:
+                v = run.velocity(x, sigma)
             kept = not self.loaded.first
         except Fault as e:
             raise EventError(f"prompt {recipe.texts!r:.80}: {e}") from e

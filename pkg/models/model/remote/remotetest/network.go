@@ -71,7 +71,7 @@ func cardOf(class string) (c wire.Card) {
 	c.ConditioningTokenBytes, c.ConditioningBytes = 4, 4*(MaxTokens+Channels)
 	c.Grid, c.Mu, c.FramesRule = "linspace", "none", c.Latent.Temporal
 	if class == EditClass {
-		c.CFGRule, c.Conditioning, c.ConditioningTokenBytes, c.ConditioningBytes = model.CFGInside, nil, 0, 0
+		c.CFGRule, c.Conditioning = model.CFGInside, nil
 		c.Pipeline = &model.Pipeline{
 			Class: class, Prediction: "flow", RandomAccess: model.AccessExact, Guidance: "true_cfg_scale",
 			Conditions: []model.Input{
@@ -239,7 +239,12 @@ func (w *Worker) encode(m *wire.Message) *wire.Message {
 		if bad != nil {
 			return bad
 		}
-		return result(wire.EncodeResult{Items: []wire.Encoded{{Handle: handle, Tensors: []int{}}}})
+		made := result(wire.EncodeResult{Items: []wire.Encoded{{Handle: handle, Tensors: []int{}}}})
+		if w.card.Pipeline.Encodes { // and names what it encodes of texts
+			made = result(wire.EncodeResult{Items: []wire.Encoded{{Handle: handle, Tensors: []int{0, 1}}}})
+			made.Tensors = w.handles[handle]
+		}
+		return made
 	}
 	args, bad := decode[wire.EncodeArgs](m)
 	if bad != nil {
