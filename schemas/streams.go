@@ -89,7 +89,7 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "prompt.*"}, DiscardNew: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamGroups, Purpose: "one record per group: its facts, and the claim of its uid; a plan if it has one",
+			Name: StreamGroups, Purpose: "one record per group: its facts, the claim of its uid; a plan if it has one",
 			Subjects: []string{Prefix + "group.*.*", Prefix + "plan.*.*"}, Guarded: true, MaxBytes: gib / 2,
 		},
 		{
