@@ -209,6 +209,8 @@ func (c *check) checkTrajectory(t *schemas.Trajectory) error {
 		s, ok := c.steps[t.StepSubject(i)]
 		named, has := t.Steps[i].Digest, s.digest
 		switch {
+		case !ok && t.Group.FreeReadSteps:
+			c.summary.FreedSteps++
 		case !ok:
 			return fmt.Errorf("steps[%d]: %q is not in the export", i, t.StepSubject(i))
 		case c.incomplete[t.StepSubject(i)] != nil:

@@ -24,14 +24,13 @@ func CheckSeal(r io.Reader) error {
 	in := io.TeeReader(r, &raw)
 	sum := sha256.New()
 	files, w := tar.NewReader(in), tar.NewWriter(io.MultiWriter(&again, sum))
-	newest, sealed := time.Time{}, ErrUnsealed
-	same := func(where string) error {
-		if !bytes.Equal(raw.Bytes(), again.Bytes()) {
-			return fmt.Errorf("archive: bytes %s are not those that were written", where)
+	newest, sealed, changed := time.Time{}, false, error(nil)
+	same := func(where string) {
+		if changed == nil && !bytes.Equal(raw.Bytes(), again.Bytes()) {
+			changed = fmt.Errorf("archive: bytes %s are not those that were written", where)
 		}
 		raw.Reset()
 		again.Reset()
-		return nil
 	}
 	for {
 		header, err := files.Next()
@@ -51,9 +50,7 @@ func CheckSeal(r io.Reader) error {
 		if err := w.WriteHeader(header); err != nil {
 			return fmt.Errorf("archive: %q: %w", header.Name, err)
 		}
-		if err := same(fmt.Sprintf("before %q", header.Name)); err != nil {
-			return err
-		}
+		same(fmt.Sprintf("before %q", header.Name))
 		data, err := io.ReadAll(files)
 		if err == nil {
 			_, err = w.Write(data)
@@ -67,22 +64,23 @@ func CheckSeal(r io.Reader) error {
 			}
 			continue
 		}
-		_, digest, has := strings.Cut(string(data), "\n"+sealMark)
-		switch {
-		case !has:
-		case strings.TrimSuffix(digest, "\n") != before:
-			return fmt.Errorf("archive: the time of a file, or %s itself, is not that which was written", sumsFile)
-		case !header.ModTime.Equal(newest):
-			return fmt.Errorf("archive: the time of %s is not that which was written", sumsFile)
-		default:
-			sealed = nil
+		digest := ""
+		if _, digest, sealed = strings.Cut(string(data), "\n"+sealMark); !sealed {
+			return ErrUnsealed
+		}
+		if changed == nil && (strings.TrimSuffix(digest, "\n") != before || !header.ModTime.Equal(newest)) {
+			changed = fmt.Errorf("archive: the time of a file is not that which was written")
 		}
 	}
 	if _, err := io.Copy(io.Discard, in); err != nil {
 		return err
 	}
-	if err := errors.Join(w.Close(), same("behind "+sumsFile)); err != nil {
+	if err := w.Close(); err != nil {
 		return err
 	}
-	return sealed
+	same("behind " + sumsFile)
+	if !sealed {
+		return ErrUnsealed
+	}
+	return changed
 }

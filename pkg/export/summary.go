@@ -30,6 +30,8 @@ type Summary struct {
 	// MissingTrajectories counts samples that have a reward in the archive and no trajectory, which streams drop first.
 	// Of a pass it counts none: they are in the archive of its source run.
 	MissingTrajectories int `json:"missing_trajectories,omitempty"`
+	// FreedSteps counts steps that were freed once all had read them: their prompt said so.
+	FreedSteps int `json:"freed_steps,omitempty"`
 	// Refused counts prompts and controls with an Invalid.
 	Refused int `json:"refused,omitempty"`
 	// Notes name what is counted in Missing, LeftOut and Refused: the first ones of each, in words.

@@ -461,6 +461,7 @@ func printWarnings(out io.Writer, s *export.Summary) {
 	fmt.Fprint(out, when(s.SourceRun != "", "  a pass over run %s, which has the samples\n", s.SourceRun),
 		when(s.MissingTrajectories > 0, "  the trajectories of %s missing: no longer stored\n",
 			count(s.MissingTrajectories, "sample")),
+		when(s.FreedSteps > 0, "  %s missing: freed once all had read them\n", count(s.FreedSteps, "step")),
 		when(s.Missing > 0, "  %s missing: no longer stored at the time of the export\n", count(s.Missing, "blob")),
 		when(s.Refused > 0, "  prompts or controls that the services refuse: %d\n", s.Refused),
 		when(s.LeftOut > 0, "  %s left out: no service reads them, for they are no valid events\n",

@@ -24,14 +24,15 @@ func verifyCommand(a *app) *cobra.Command {
 	var uid schemas.UID
 	options := verify.Options{Compute: models.Compute{Device: devices.Auto, DType: devices.Auto}}
 	var passes struct {
-		Tolerance float64 `key:"tolerance" range:"0.." help:"largest |ratio-1|, distance of a rolled state, or difference of a token's numbers that passes; use more than 0 only to compare builds or backends"`
+		Tolerance float64 `key:"tolerance" range:"0.." help:"largest |ratio-1|, distance of a state computed again, or difference of a token's numbers that passes; use more than 0 only to compare builds or backends"`
 	}
 	c := &cobra.Command{
 		Use:   "verify [RUN]",
 		Short: "recompute every stored log-prob with the model and compare",
 		Long: `verify reads the stored trajectories of a run, evaluates the model at the stored latents, and computes
 the log-prob of every stochastic step again. The ratio exp(recomputed - stored) must be exactly 1 with
-the same build, model and backend. verify also checks schedules, digests of step events, the states
+the same build, model and backend. A sample without a stochastic step is made again from its start; the
+states that are stored of it must be equal. verify also checks schedules, digests of step events, the states
 that samples started with, and the facts in each trajectory.
 
 For texts it draws every token again from the logits of the model, and compares log-probs,
@@ -49,10 +50,10 @@ says exact must give the same bits.
 Each trajectory is recomputed with its own model: the one with its weights, else the one of its lane.
 Name models that are not shipped with --model, once for each model of the run.
 
-A step can be recomputed if the latents before and after it were kept (return_step_indices). Events
+A log-prob can be recomputed if the latents before and after its step were kept (return_step_indices). Events
 that were removed since, by age or by hand, are counted; the rest is checked.
 
-Exit status: 0 if at least one log-prob was recomputed, all that can be recomputed were, and all are
+Exit status: 0 if at least one log-prob or state was recomputed, all that can be recomputed were, and all are
 right. Otherwise the last lines say why not. Weights of a version that the model cannot load end verify:
 they say nothing about the samples.`,
 		Example: `  meander verify
@@ -210,7 +211,7 @@ func printReport(out io.Writer, r *verify.Report) {
 	}
 	fmt.Fprint(out, present.When(r.Conditionings > 0, "%d prompt embeddings and masks compared, max distance = %g\n",
 		r.Conditionings, r.MaxConditioning))
-	fmt.Fprint(out, present.When(r.Rolled > 0, "%d states of scheduled sampling rolled again, max distance = %g\n",
+	fmt.Fprint(out, present.When(r.Rolled > 0, "%d states computed again, max distance = %g\n",
 		r.Rolled, r.MaxRolled))
 	fmt.Fprintf(out, "%d mismatches\n", len(r.Mismatches))
 	for i, m := range r.Mismatches {

@@ -27,7 +27,7 @@ func TestVerify_TextAgreesWithTheStatus(t *testing.T) {
 		}, "3 numbers"},
 		{verify.Report{Tokens: 1, MaxTokenDifference: .5}, "0.5; at most 0.25 passes (--tolerance)"},
 		{verify.Report{Steps: 1, MaxRatio: .3}, "|ratio-1| is 0.3"},
-		{verify.Report{Rolled: 1, MaxRolled: .3}, "rolled state is 0.3"},
+		{verify.Report{Rolled: 1, MaxRolled: .3}, "state computed again is 0.3"},
 		{verify.Report{Steps: 1, MaxConditioning: .3}, "prompt embedding or mask is 0.3"},
 		{verify.Report{Steps: 1, Mismatches: []verify.Mismatch{{What: "x"}}}, "mismatches: 1"},
 		{verify.Report{Unproven: "nothing was checked"}, "nothing was checked"},

@@ -2,6 +2,7 @@ package prove_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -217,5 +218,47 @@ func TestRun_Forged(t *testing.T) {
 				t.Errorf("%q, proved %t; want %q\n%+v", got, r.Proved, of.want, r.Links)
 			}
 		})
+	}
+}
+
+// The trainer is asked for each update with the archive's name, and what it prints is the link. One that says nothing
+// leaves it unchecked, and one that is not there is a mistake of the call.
+func TestRun_Trainer(t *testing.T) {
+	archive := read(t, proof+"signs.tar")
+	say := func(text string) []string { return []string{"sh", "-c", "echo " + text, "trainer"} }
+	for name, of := range map[string]struct {
+		trainer []string
+		want    prove.Link
+	}{
+		"holds": {
+			say(`'{"link": "update", "verdict": "holds", "what": "'$1 $2 $3'"}'`),
+			prove.Link{Link: "update", Of: "update 2", Verdict: "holds", What: "--replay signs.tar@2 --json"},
+		},
+		"broken": {
+			say(`'{"link": "update", "verdict": "broken", "what": "off"}'; exit 1`),
+			prove.Link{Link: "update", Of: "update 2", Verdict: "broken", What: "off"},
+		},
+		"nothing": {
+			say(`no torch here >&2; exit 3`),
+			prove.Link{Link: "update", Of: "update 2", Verdict: "unchecked", What: "sh: exit status 3: no torch here"},
+		},
+	} {
+		o := options()
+		o.Trainer, o.Only = of.trainer, []string{"update"}
+		r := run(t, archive, o)
+		if got := r.Links[len(r.Links)-1]; got != of.want || r.Proved != (got.Verdict == prove.Holds) {
+			t.Errorf("%s: %+v, proved %t; want %+v", name, got, r.Proved, of.want)
+		}
+	}
+	o := options()
+	o.Trainer = []string{"no-such-trainer"}
+	_, err := prove.Run(t.Context(), bustest.New(t).Bus, "signs.tar", bytes.NewReader(archive), o)
+	if _, ok := errors.AsType[*prove.SettingError](err); !ok {
+		t.Errorf("%v", err)
+	}
+	o.Trainer, o.Version = nil, 9
+	_, err = prove.Run(t.Context(), nil, "signs.tar", bytes.NewReader(archive), o)
+	if _, ok := errors.AsType[*prove.SettingError](err); !ok || !strings.Contains(err.Error(), "version 9") {
+		t.Errorf("%v", err)
 	}
 }

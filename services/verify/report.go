@@ -42,8 +42,8 @@ type Report struct {
 	Conditionings    int        `json:"conditionings,omitempty"`
 	MaxConditioning  Difference `json:"max_conditioning_distance,omitempty"`
 	ConditioningGone int        `json:"conditioning_gone,omitempty"`
-	// Rolled counts states of scheduled sampling that were computed again, MaxRolled is the largest relative distance
-	// of one from what is stored.
+	// Rolled counts states of scheduled sampling, and of samples without a stochastic step, that were computed again
+	// from the start. MaxRolled is the largest relative distance of one from what is stored.
 	Rolled    int        `json:"rolled,omitempty"`
 	MaxRolled Difference `json:"max_rolled_distance,omitempty"`
 	// MaxRatio is the largest |exp(recomputed - stored) - 1| of a log-prob in nats; +Inf if one is not a number.
@@ -157,7 +157,8 @@ func (r *Report) setUnproven() {
 	case r.StepsSkipped > 0:
 		r.Unproven = "nothing was checked: no step has both latents; keep them with --return-steps"
 	default:
-		r.Unproven = "nothing was checked: no step is stochastic, so there are no log-probs"
+		r.Unproven = "nothing was checked: no step is stochastic, and no state is stored; keep the last one with " +
+			"--return-steps"
 	}
 }
 
@@ -180,7 +181,7 @@ func (r *Report) Faults(tolerance float64) (faults []string) {
 		flag        string
 	}{
 		{"|ratio-1|", r.MaxRatio, passes, "--tolerance"},
-		{"distance of a rolled state", r.MaxRolled, passes, "--tolerance"},
+		{"distance of a state computed again", r.MaxRolled, passes, "--tolerance"},
 		{"distance of a prompt embedding or mask", r.MaxConditioning, passes, "--tolerance"},
 		{"difference of a number of a token", r.MaxTokenDifference, Difference(tolerance), "--tolerance"},
 	} {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
@@ -81,6 +82,44 @@ func (s *sample) loadStart(ctx context.Context, start *schemas.SegmentStart) (*s
 		s.verifier.states = &schemas.Tensor{Ref: t.Ref, Data: data}
 	}
 	return &schemas.Tensor{DType: t.DType, Shape: t.Shape, Data: s.states.Data}, nil
+}
+
+// makeAgain runs a sample without a stochastic step again, as no log-prob proves its states: from the state that it
+// began with to its end, or to a step whose event or weights are gone. It compares each state that is stored.
+func (s *sample) makeAgain(ctx context.Context, plan flow.Plan) error {
+	x := s.latents[int64(plan.Begin)]
+	if x == nil || !slices.ContainsFunc(s.t.LatentStepIndices, func(k int64) bool { return k > int64(plan.Begin) }) {
+		return nil
+	}
+	r, err := flow.NewRollout(plan, x)
+	for err == nil && !r.Done() {
+		var velocity []float32
+		of, with := s.steps[r.Index()-plan.Begin], s.version
+		if of == nil {
+			return nil
+		}
+		if s.drawnBy() == nil {
+			if with, err = s.versionWith(ctx, of.WeightsDigest); err != nil || !s.isAvailable(with, of.StepIndex) {
+				return err
+			}
+		}
+		x, sigma := r.Point()
+		velocity, err = s.guidedVelocity(ctx, with, images.Point{Step: of.StepIndex, X: x, Sigma: sigma})
+		if end := s.endsRun(ctx, with, err); err != nil && end != nil {
+			return end
+		}
+		var step *flow.Step
+		if err == nil {
+			step, err = r.Advance(velocity)
+		}
+		if step != nil {
+			s.compareState(of.StepIndex+1, slices.Clone(step.Next))
+		}
+	}
+	if err != nil {
+		s.fault(-1, "made again: %v", err)
+	}
+	return nil
 }
 
 func sameNumber(a, b *float64) bool {

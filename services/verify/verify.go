@@ -2,8 +2,9 @@
 // compares it with its steps and with the model:
 //
 //   - Images: it evaluates the model at the stored latents, and recomputes the log-prob of each stochastic step from
-//     the stored latents after it (verify.go). Scheduled sampling is rolled again: the model denoises the same start
-//     down to the timestep of training (scheduled.go).
+//     the stored latents after it (verify.go). A sample without a stochastic step is made again from its start, and
+//     its stored latents are compared. Scheduled sampling is rolled again: the model denoises the same start down to
+//     the timestep of training (scheduled.go).
 //   - Texts: it computes the logits of each token from the stored tokens before it, and draws the token again
 //     (text.go).
 //   - All: schedules, digests, and what the trajectory says about its steps.
@@ -289,6 +290,9 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		if err := s.checkLogProb(ctx, plan, i); err != nil {
 			return err
 		}
+	}
+	if len(t.StochasticSteps()) == 0 && s.inexactServer() == nil {
+		return s.makeAgain(ctx, plan)
 	}
 	return nil
 }

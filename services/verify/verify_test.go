@@ -187,7 +187,7 @@ func TestRun_NothingChecked(t *testing.T) {
 		rollout schemas.Rollout
 		want    string
 	}{
-		"ode":  {schemas.Rollout{SDEType: schemas.TransitionODE}, "no step is stochastic"},
+		"ode":  {schemas.Rollout{SDEType: schemas.TransitionODE, ReturnStepIndices: []int64{}}, "no state is stored"},
 		"bare": {schemas.Rollout{SDEStepIndices: []int64{1}, ReturnStepIndices: []int64{4}}, "--return-steps"},
 	} {
 		p := prompt()
@@ -204,6 +204,37 @@ func TestRun_NothingChecked(t *testing.T) {
 	if err != nil || report.Trajectories != samples+1 || report.Steps != samples*stochastic ||
 		len(report.Mismatches) != 1 {
 		t.Errorf("with garbage: %+v, %v", report, err)
+	}
+}
+
+// A sample without a stochastic step is made again from its start, whatever integrates it, and of which dtype; one of
+// other noise or another text is not what is stored.
+func TestRun_MadeAgain(t *testing.T) {
+	t.Parallel()
+	plane := bustest.New(t)
+	for i, solver := range []string{"euler", "heun", "rk4", "dpm", "unipc"} {
+		run, p := schemas.Run("ode-"+solver), prompt()
+		p.Rollout = schemas.Rollout{
+			SDEType: schemas.TransitionODE, Solver: solver, ReturnStepIndices: []int64{steps},
+			LatentsDType: []string{"F32", "BF16"}[i%2],
+		}
+		sample(t, plane, run, p)
+		report, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{})
+		if err != nil || !report.OK(0) || report.Rolled != samples || report.MaxRolled != 0 || report.Steps != 0 {
+			t.Errorf("%s: %+v, %v", solver, report, err)
+		}
+	}
+	trajectory, err := client.New(plane.Bus).Trajectory(t.Context(), "ode-unipc", "p1", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store(t, plane.Bus, "reseeded", trajectory, func(e *schemas.Trajectory) { e.NoiseSeed++ })
+	store(t, plane.Bus, "reworded", trajectory, func(e *schemas.Trajectory) { e.Prompt = "a blue fox" })
+	for _, run := range []schemas.Run{"reseeded", "reworded"} {
+		report, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{})
+		if err != nil || report.OK(1e-6) || report.Rolled != 1 || report.MaxRolled < 1e-3 {
+			t.Errorf("%s: %+v, %v", run, report, err)
+		}
 	}
 }
 

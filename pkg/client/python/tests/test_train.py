@@ -443,7 +443,7 @@ def test_wrong_adapters_are_refused_by_name(folder):
         ({"kl_limit": float("nan")}, "--kl-limit: nan; must be a number"),
         ({"adam_beta2": 1.5}, "--adam-beta2: 1.5; must be at least 0 and below 1"),
         ({"noise_level": 0.0}, "--noise-level: 0.0; must be above 0"),
-        ({"sde_type": "ode"}, "--sde-type: 'ode'; must be sde, cps, dance_sde or ddim"),
+        ({"sde_type": "off"}, "--sde-type: 'off'; must be sde, cps, dance_sde, ddim or ode"),
         ({"initial_noise": "none"}, "--initial-noise: 'none'; must be shared or per_sample"),
         ({"height": -8}, "--height: -8; must be above 0, or 0 for the default"),
         ({"dtype": "float99"}, "--dtype: 'float99'; must be one of float32, bfloat16"),

@@ -209,8 +209,8 @@ class _Reader:
         if why:
             self._leave(uid, why)
             return None
-        for x in (s for g in _parts(group) for s in g.samples if s.advantage is not None):
-            if why := x.lacks:
+        for g, x in ((g, s) for g in _parts(group) for s in g.samples if s.advantage is not None):
+            if why := g.lacks(x):
                 self._leave(f"{uid} #{x.member['sample_index']}", f"sample: {why}")
         if self.stage and not group.samples:
             self._leave(uid, f"no sample ran stage {self.stage!r}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from .events import SETTINGS, AnyEvent, EventError, check_uses, tensor
+from .events import SETTINGS, TRANSITIONS, AnyEvent, EventError, check_uses, tensor
 from .micro import Completing, Micro
 from .states import NAMES as STATES
 from .states import States, pinned
@@ -70,12 +70,26 @@ class Sample:
         return said
 
     @property
+    def ode(self) -> bool:
+        """Whether it is an ordinary image all of whose steps are ode."""
+        t = self.facts
+        steps = [] if t.get("scheduled_sampling") else t.get("transitions") or []
+        return bool(steps) and not any(TRANSITIONS.get(of, {"stochastic": True}).get("stochastic") for of in steps)
+
+    @property
+    def clean(self) -> bool:
+        """Whether all steps are ode and the last latents are stored: a loss of clean latents trains on these alone."""
+        return self.ode and len(self.facts["transitions"]) in self.facts["latent_step_indices"]
+
+    @property
     def lacks(self) -> str:
         """Why a sample with an advantage has nothing to train on; empty if it has."""
         if self.text:
             return "" if self.text.generated else "an answer without tokens"
         scores = self.facts.get("log_probs") or () if self.unread else map(itemgetter("log_prob"), self.steps)
-        return "" if any(p is not None for p in scores) else "no stochastic step"
+        if any(p is not None for p in scores) or self.clean:
+            return ""
+        return "no stochastic step" + ", and no last latents (return_step_indices)" * self.ode
 
     def kept(self) -> dict[int, list[Tensor]]:
         """The tensors of the states that were read, by index; the same state may be kept with two steps."""
@@ -149,9 +163,15 @@ class Group:
 
     @property
     def trained(self) -> list[Sample]:
-        """The samples that have an advantage and something to train on: stochastic steps or generated tokens. Those of
-        several stages are the samples that have an advantage."""
-        return [s for s in self.samples if s.advantage is not None and (self.stages or not s.lacks)]
+        """The samples that have an advantage and something to train on: stochastic steps, or last latents where all
+        steps are ode, or generated tokens. Those of several stages are the samples that have an advantage."""
+        return [s for s in self.samples if s.advantage is not None and not self.lacks(s)]
+
+    def lacks(self, s: Sample) -> str:
+        """Why a sample with an advantage is not trained on; empty if it is."""
+        if self.stages:
+            return ""
+        return "no stochastic step, in a validation" if self.advantage.get("validation") and s.clean else s.lacks
 
 
 class RatioOff(ValueError):
@@ -204,6 +224,9 @@ class Batch(Mapping[str, Any]):
     | prompt_embeds, negative_prompt_embeds | [B, L, D] float32 | where kept (return_conditioning), zero padded |
     | prompt_embeds_mask, negative_prompt_embeds_mask | [B, L] int64 | |
 
+    Of samples whose steps are all ode, clean is True, final_latents [B, S, C] float32 are the states after the last
+    step, and advantages are [B, 1]. What else is of trained steps is not there, and asking for it says so.
+
     torch() gives the states in the dtype that was stored, without a copy; as arrays, F16 and BF16 are widened exactly.
 
     A setting is 0 or empty where a sample has none; but prompt_2 and prompt_3 are the prompt there, and frames are 1.
@@ -238,6 +261,7 @@ class Batch(Mapping[str, Any]):
         self.samples = [s for g in self.groups for s in g.trained]
         self.unread = any(s.unread for s in self.samples)
         self.states: States | None = None
+        self.clean = any(s.clean for s in self.samples)
         self.arrays = self._collate()
         alike = [part for g in self.groups for part in _alike(g)]
         self.conditioning = _conditioning(alike)
@@ -250,6 +274,11 @@ class Batch(Mapping[str, Any]):
             return self.states.array(key)
         if key in self.conditioning:
             return self.conditioning[key][self.prompt_index]
+        if self.clean and key not in self.arrays and key in _TRAINED:
+            raise KeyError(
+                f"{key}: all steps of these samples are ode, so no step is trained; a loss of final_latents is, such "
+                f"as diffusion_nft"
+            )
         if self.unread and key not in self.arrays:
             raise KeyError(f"{key}: it is not read; micro(n) reads it for n samples, or read the batch with whole=True")
         return self.arrays[key]
@@ -306,7 +335,7 @@ class Batch(Mapping[str, Any]):
         self.place(name)
         if not self.credits:
             return self["advantages"]
-        out = np.zeros(self.mask.shape)
+        out = np.zeros(self["advantages"].shape)
         for i, (g, s) in enumerate((g, s) for g in self.groups for s in g.trained):
             for c in g.advantage.get("credits") or ():
                 if c.get("track") != name:
@@ -314,7 +343,7 @@ class Batch(Mapping[str, Any]):
                 place = str(s.member.get("stage") or c["stage"]), s.member["sample_index"]
                 steps = {(x["stage"], x["sample_index"]): x["advantages"] for x in c.get("steps") or ()}
                 value = c["values"][place[1] // (c.get("every") or 1)]
-                out[i, : int(self.mask[i].sum())] = steps.get(place) or (0.0 if value is None else value)
+                out[i, : 1 if self.clean else int(self.mask[i].sum())] = steps.get(place) or (0.0 if value is None else value)
         return out
 
     def track(self, name: str) -> dict[str, Array]:
@@ -490,11 +519,21 @@ class Batch(Mapping[str, Any]):
                 )
             if _tracks(s) != _tracks(rows[0][1]):
                 raise ValueError(f"{g.uid}: tracks {_tracks(s)}; must be those of the other groups, {_tracks(rows[0][1])}")
+        out: dict[str, Array]
+        if self.clean:
+            if others := [g.uid for g, s, _ in rows if not s.clean]:
+                raise ValueError(
+                    f"{others[0]}: stochastic steps, of other groups none; a batch must have samples of one kind"
+                )
+            out = {"advantages": np.array([[s.advantage] for _, s, _ in rows], np.float64)}
+            if not self.unread:
+                out["final_latents"] = np.stack([s.latents(len(t["transitions"])) for _, s, t in rows])
+            return out | self._facts()
         trained: list[Sequence[AnyEvent]] = [s.trained for _, s, _ in rows]
         b, w = len(rows), max(map(len, trained))
         names = {k: v for k, v in _STEP.items() if not (self.unread and k in _OF_STEPS)}
         fields = itemgetter(*(field for field, _ in names.values()))
-        out: dict[str, Array] = {name: np.zeros((b, w), dtype) for name, (_, dtype) in names.items()}
+        out = {name: np.zeros((b, w), dtype) for name, (_, dtype) in names.items()}
         out |= {"mask": np.zeros((b, w), bool), "advantages": np.zeros((b, w)), "cfg_scales": np.ones((b, w))}
         for i, (_, s, t) in enumerate(rows):
             scales, n = scales_of(t), len(trained[i])
@@ -569,6 +608,7 @@ _STEP: dict[str, tuple[str, Any]] = {
     "std_dev_t": ("std_dev_t", np.float64),
 }
 _OF_STEPS = ("noise_std", "std_dev_t", "x_coefficient", "v_coefficient")  # which trajectories do not have
+_TRAINED = {*STATES, *_STEP, *_OF_STEPS, "mask", "cfg_scales"}  # what there is of trained steps alone
 _SAMPLE: dict[str, tuple[str, Any]] = {
     "prompt": ("prompt", np.str_), "weights_digest": ("weights_digest", np.str_),
     "policy_version": ("policy_version_max", np.int64), "sample_seed": ("sample_seed", np.uint64),

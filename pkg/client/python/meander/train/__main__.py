@@ -45,8 +45,14 @@ def main() -> None:
         prog="meander-train", description=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_flags(parser)
+    replays = _add_replay(parser)
     try:
-        config = Config(**vars(parser.parse_args()))
+        given = vars(parser.parse_args())
+        if given["replay"]:
+            return _replay(parser)
+        if lost := next((name for name in replays if given[name] not in (None, False)), ""):
+            parser.error(f"--{lost}: is for --replay")
+        config = Config(**{f.name: given[f.name] for f in dataclasses.fields(Config)})
         config.trained, config.rewards()
     except ValueError as e:
         parser.error(str(e))
@@ -81,6 +87,37 @@ def main() -> None:
     if summary:
         (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         print(table(summary))
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> list[str]:
+    """Adds the flags of the time machine, and returns their names."""
+    group = parser.add_argument_group("time machine")
+    names = [
+        group.add_argument(*flags, **options).dest for flags, options in (
+            (("--replay",), {"metavar": "RUN@K|FILE[@K]", "help": "make update K of a stored run again, or that of an "
+             "archive or a bundle, on the CPU unless --device says otherwise; settings that are given are compared with "
+             "its own, as --loss gspo"}),
+            (("--micro",), {"type": int, "metavar": "N", "help": "only the gradient of micro-batch N, from 0"}),
+            (("--bundle",), {"metavar": "FILE", "help": "write what the update is made of: an archive for --replay"}),
+            (("--keep",), {"metavar": "FILE", "help": "write its gradients and steps, for --against"}),
+            (("--against",), {"metavar": "FILE", "help": "compare with what another version has kept"}),
+            (("--json",), {"action": "store_true", "help": "print the verdict as a line of JSON"}),
+        )
+    ]  # fmt: skip
+    return names[1:]
+
+
+def _replay(parser: argparse.ArgumentParser) -> None:
+    """Makes an update again, with the flags that are given alone."""
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    given = vars(parser.parse_args())
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        from .replay import main as replay
+    except ImportError as e:
+        sys.exit(f"meander-train: {e}; pip install 'meander-rl[train]' has what it needs")
+    replay(given)
 
 
 _terminated = False

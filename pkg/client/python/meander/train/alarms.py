@@ -15,6 +15,8 @@ HACKING, COLLAPSE, RATIO, STALE, EMPTY = "hacking", "collapse", "ratio", "stale"
 sample."""
 STILL, UNCHANGED, NARROW = "no variance", "unchanged", "narrow"
 """More of them: equal rewards in each group, an update that changes nothing, samples that begin to look alike."""
+UNCHECKED = "unchecked"
+"""And one more: nothing but their names says that the samplers' weights are the trainer's."""
 FATAL = (HACKING, COLLAPSE)
 """Those from which a run cannot recover by itself: they end it."""
 
@@ -34,17 +36,26 @@ class Alarms:
         c, out = self.config, []
         pairs = zip(record["ratio_off"], record["ratio_bound"], strict=True)
         off, bound = max((p for p in pairs if p[0] > c.ratio_factor * p[1]), default=(0.0, 0.0))
+        what = "|log_prob - old|" if record["steps"] else "what the network makes of the state before the last step"
         if record["behind"] == 0 and off:
             out.append(
                 (
                     RATIO,
-                    f"|log_prob - old| is up to {off:.1e} before any step, and roundings are {bound:.1e}: the "
+                    f"{what} is up to {off:.1e} off before any step, and roundings are {bound:.1e}: the "
                     f"sampler's weights are not the trainer's, or --dtype is not the sampler's"
+                )
+            )
+        if not record["steps"] and all(math.isnan(x) for x in record["ratio_off"]):
+            out.append(
+                (
+                    UNCHECKED,
+                    "no sample has the state before its last step, or the solver's last step is none of euler's: that "
+                    "the sampler's weights are the trainer's is known by their digest alone"
                 )
             )
         # Later steps have less noise, so the same change is a larger divergence there: a window is compared at one
         # step.
-        if record["steps"][0] == c.trained[0] and (kl := record["kl"][0]) > c.kl_limit:
+        if record["steps"] and record["steps"][:1] == c.trained[:1] and (kl := record["kl"][0]) > c.kl_limit:
             out.append(
                 (
                     HACKING,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plugs.track import Sink, sink
+from ..data.fields import Rollout
 from ..data.events import TRANSITIONS
 
 
@@ -21,6 +22,8 @@ def _setting(default: Any, help: str, section: str) -> Any:
 
 DTYPES = ("float32", "bfloat16")
 """dtypes of the frozen network, by their names in torch."""
+SOLVERS: tuple[str, ...] = typing.get_args(typing.get_type_hints(Rollout)["solver"])
+"""What integrates ode steps."""
 
 _PIPE, _ROLL, _LOSS = "pipeline", "rollouts", "loss and optimizer"
 _RUN, _EVAL, _STOP = "training", "evaluation", "alarms"
@@ -74,9 +77,15 @@ class Config:
         "where the window is: random, or progressive, from the first to the last of --sde-steps, where it stays", _ROLL
     )
     sde_shift: int = _setting(1, "updates after which a progressive window moves on, by its length", _ROLL)
-    sde_type: str = _setting("sde", "their transition: sde, cps, dance_sde or ddim", _ROLL)
+    sde_type: str = _setting(
+        "sde", "their transition: sde, cps, dance_sde or ddim; or ode: no step is stochastic, and of samples the last "
+        "latents alone are stored, which --loss diffusion_nft trains on", _ROLL
+    )
     noise_level: float = _setting(0.9, "their noise", _ROLL)
-    initial_noise: str = _setting("shared", "shared by the samples of a prompt, or per_sample", _ROLL)
+    solver: str = _setting("euler", "what integrates the other steps: euler, heun, unipc, dpm or rk4", _ROLL)
+    initial_noise: str = _setting(
+        "", "shared by the samples of a prompt, or per_sample; default shared, of --sde-type ode per_sample", _ROLL
+    )
     latents_dtype: str = _setting(
         "", "dtype of the stored states, F32, F16 or BF16; none: BF16 of a model that computes in it, else F32", _ROLL
     )
@@ -205,6 +214,7 @@ class Config:
             "patience", "eval_every", "eval_samples", "sde_shift", "accumulate", "alpha", "threads", "max_grad_norm",
             "clip", "adv_clip_max", "is_threshold", "noise_level", "cache_bytes"
         )
+        self.initial_noise = self.initial_noise or ("per_sample" if self.ode else "shared")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float) and math.isnan(value):  # it would switch off what is compared with it
@@ -234,7 +244,7 @@ class Config:
             )
         for name, of in (
             ("lr_schedule", ("constant", "linear", "cosine")), ("sde_window_order", ("random", "progressive")),
-            ("sde_type", tuple(name for name, of in TRANSITIONS.items() if of.get("stochastic"))),
+            ("sde_type", tuple(TRANSITIONS)), ("solver", SOLVERS),
         ("initial_noise", ("shared", "per_sample")),
         ("latents_dtype", ("", "F32", "F16", "BF16")),
         ):  # fmt: skip
@@ -242,6 +252,8 @@ class Config:
                 raise ValueError(
                     f"--{flag(name)}: {getattr(self, name)!r}; must be {', '.join(of[:-1])} or {of[-1]}"
                 )
+        if self.ode:
+            self._check_ode()
         if self.free_read_steps and (self.follow or self.checkpoint_every > 1 or self.accumulate > 1):
             raise ValueError(
                 "--free-read-steps: needs --checkpoint-every 1 and --accumulate 1, as what was read since a checkpoint "
@@ -282,6 +294,20 @@ class Config:
         if not self.follow and not self.prompts and not self.stage:
             raise ValueError("--prompts: empty; must name a file of prompts, or --follow the run of another trainer")
 
+    def _check_ode(self) -> None:
+        """ValueError: a setting has no use where no step is stochastic."""
+        if self.initial_noise == "shared":
+            raise ValueError("--initial-noise: shared; must be per_sample with --sde-type ode: samples would be equal")
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        for name in ("sde_steps", "sde_window", "sde_window_order", "noise_level", "kl_limit"):
+            if (value := getattr(self, name)) != defaults[name]:
+                raise ValueError(f"--{flag(name)}: {value}; has no use with --sde-type ode: no step is stochastic")
+
+    @property
+    def ode(self) -> bool:
+        """Whether no step is stochastic."""
+        return not TRANSITIONS.get(self.sde_type, {"stochastic": True}).get("stochastic")
+
     @property
     def texts(self) -> bool:
         """Whether the model is a language model, by its folder."""
@@ -295,8 +321,10 @@ class Config:
 
     @property
     def trained(self) -> list[int]:
-        """The indices of sde_steps."""
+        """The indices of sde_steps; none of ode."""
         out: set[int] = set()
+        if self.ode:
+            return []
         for part in self.sde_steps.split(","):
             first, _, last = part.partition("-")
             if not first.isdigit() or last and not last.isdigit():
@@ -393,7 +421,7 @@ def flag(name: str) -> str:
 
 def decisive() -> list[str]:
     """The names of the settings that decide what an update makes of a batch."""
-    names = ("generic", "trust_class", "estimator", "group_size", "model", "reward")
+    names = ("generic", "trust_class", "estimator", "groups", "group_size", "model", "stage")
     return [
         f.name for f in dataclasses.fields(Config)
         if f.metadata["section"] == _LOSS and f.name != "device" or f.name in (*names, "seed", "threads")

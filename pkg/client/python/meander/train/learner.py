@@ -15,7 +15,7 @@ from ..maths import loss as reference
 from . import distributed
 from .losses import Loss, Noised, Steps
 from .model import Network, Texts
-from .objective import velocity_off
+from .objective import last_off, velocity_off
 from .prompts import NO_TRACKS
 from .rollouts import Rollouts
 
@@ -26,9 +26,10 @@ class Report:
     advantages of their own; NaN stands for values without samples."""
 
     ratio_off: list[float]
-    """max |log_prob - old| of samples that no optimizer step had been taken for."""
+    """max |log_prob - old| of samples that no optimizer step had been taken for. Where all steps are ode, by track: how
+    far the last latents are from what the network makes of the state before them, where that is known."""
     ratio_bound: list[float]
-    """What of it roundings may be: see Kernel.rounding."""
+    """What of it roundings may be: see Kernel.rounding and last_off."""
     moved: float
     """mean |log_prob - old| of the others."""
     ratio: float
@@ -84,6 +85,11 @@ class Learner:
         rows, used, counted = list[int](), 0, 0
         if loss.pairs and batch.names:
             raise ValueError(f"batch {batch.name}: {NO_TRACKS}")
+        if batch.size and batch.clean and not loss.forward:
+            raise ValueError(
+                f"batch {batch.name}: all steps of its samples are ode, so there are no log-probs, which this loss "
+                f"needs; must be trained with --loss diffusion_nft, or have stochastic steps"
+            )
         if batch.counts:
             rows, used, counted = loss.rows(batch, self.beta > 0), len(loss.rows(batch, False)), loss.count(batch)
         shared = _Shared(
@@ -258,6 +264,19 @@ class Learner:
         if shared.compare:
             tally.kl[j] += torch.tensor([float(seen.divergence.detach().sum()), len(rows)], dtype=torch.float64)
 
+    def _check_last(self, shared: _Shared, rows: np.ndarray) -> None:
+        """Tallies how far the last latents are from what the network makes of the states before them."""
+        batch, tally = shared.batch, shared.tally
+        if (known := batch.last_step(rows, self.network.device)) is None:
+            return
+        x, after, sigma, texts = known
+        v = self._guided(batch, x, sigma, texts)
+        dtype, last = str(batch.batch["latents_dtype"][rows[0]]), float(sigma[0])
+        for k, (at, of, end) in enumerate(zip(*map(batch.parts, (x, v, after)), strict=True)):
+            off = self._off(at, of, last, batch.scales[-1])
+            found, bound = last_off(at, of, end, last, batch.last, off, dtype)
+            tally.off[k], tally.bound[k] = found.max().cpu(), bound.max().cpu()
+
     def _add_noised(self, shared: _Shared, rows: np.ndarray, count: float) -> None:
         """Adds the gradient of a forward loss of some samples, at all sigmas of the schedule."""
         batch, device = shared.batch, self.network.device
@@ -265,6 +284,8 @@ class Learner:
             with torch.no_grad():
                 for j in range(len(batch.kernels)):
                     self._check(shared, rows, j, self._step(shared, rows, j, base=True))
+                if batch.clean:
+                    self._check_last(shared, rows)
         share = count * len(batch.schedule)
         t = len(batch.tracks)
         advantages = [torch.as_tensor(batch.advantages[rows, k::t].mean(axis=1), dtype=torch.float64, device=device)
@@ -309,12 +330,16 @@ class Learner:
         """The mean of trained step j of some samples under the network, the state after it, and how far roundings may
         bring the velocity of each track off."""
         x, after, sigma, texts = batch.step(rows, j, self.network.device)
-        v, scale = self._guided(batch, x, sigma, texts), batch.scale(j)
-        relative = self.network.relative_error() * (2 * scale - 1)  # v = scale of one and 1 - scale of another
-        prediction = self.network.whole.family.prediction() if self.network.whole else "flow"
-        off = [velocity_off(*xv, float(sigma[0]), prediction, relative)
+        v = self._guided(batch, x, sigma, texts)
+        off = [self._off(*xv, float(sigma[0]), batch.scale(j))
                for xv in zip(batch.parts(x), batch.parts(v.detach()), strict=True)]  # fmt: skip
         return batch.kernels[j].mean(x, v), after, off
+
+    def _off(self, x: torch.Tensor, v: torch.Tensor, sigma: float, scale: float) -> torch.Tensor:
+        """How far roundings may bring velocities off, [B], under classifier-free guidance of a scale."""
+        relative = self.network.relative_error() * (2 * scale - 1)  # v = scale of one and 1 - scale of another
+        prediction = self.network.whole.family.prediction() if self.network.whole else "flow"
+        return velocity_off(x, v, sigma, prediction, relative)
 
     @torch.no_grad()
     def score(
@@ -365,7 +390,7 @@ class _Tally:
 
     def __init__(self, batch: Rollouts, figures: tuple[str, ...]):
         steps = len(batch.kernels)
-        columns = (steps * len(batch.tracks),)
+        columns = (max(steps, int(batch.clean)) * len(batch.tracks),)  # of ode steps the last is looked at
         self.off, self.bound = (torch.full(columns, -math.inf, dtype=torch.float64) for _ in range(2))
         self.kl = torch.zeros(steps, 2, dtype=torch.float64)
         self.moved, self.weight, self.ratio = (torch.zeros(2, dtype=torch.float64) for _ in range(3))

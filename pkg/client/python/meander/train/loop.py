@@ -49,15 +49,14 @@ class Trainer:
         self.config, self.client, self.out, self.beside = config, client, Path(config.out), beside
         given = prompts.read(config.prompts) if config.prompts else []
         prompts.check_stages(config, given, losses.of(config).pairs)
-        self.network = self._network()
+        prompts.check_rollouts(config, given, losses.of(config).forward)
+        self.network = self._network(config)
         if whole := self.network.whole:
             guides = whole.family.card()["pipeline"]["guidance"]
             own = config.guidance if guides or config.guidance != 1 else 0.0
             config = self.config = dataclasses.replace(config, generic=True, guidance=own)
         self._check_size()
-        self.learner = self._learner(self.network, losses.of(config), config.lr, config.adam_beta2,
-                                     config.weight_decay, config.max_grad_norm, config.minibatches, config.micro_batch,
-                                     config.ema, config.is_threshold, config.beta)  # fmt: skip
+        self.learner = self.learns(self.network, config)
         self.alarms = Alarms(config)
         self.stream = Stream(client, config)
         self.draw = prompts.Draw(given, config.groups, config.seed) if given else None
@@ -78,16 +77,22 @@ class Trainer:
         self.best: tuple[float, int] | None = None
         self.before: evaluate.Evaluation | None = None
 
-    def _network(self) -> Network:
+    @staticmethod
+    def _network(c: Config) -> Network:
         """The network to train."""
-        c = self.config
         return Network(c.model, c.rank, c.alpha, seed=c.seed, device=distributed.device(c.device),
                        dtype=getattr(torch, c.dtype), checkpointing=c.checkpointing, shard=c.shard, targets=c.layers(),
                        generic=c.generic, trust_class=c.trust_class)  # fmt: skip
 
-    def _learner(self, *settings: Any) -> Learner:
-        """The learner of the network."""
-        return Learner(*settings)
+    _learner: type[Learner] = Learner
+
+    @classmethod
+    def learns(cls, network: Network, c: Config) -> Learner:
+        """The learner of a network."""
+        return cls._learner(
+            network, losses.of(c), c.lr, c.adam_beta2, c.weight_decay, c.max_grad_norm, c.minibatches, c.micro_batch,
+            c.ema, c.is_threshold, c.beta
+        )
 
     def _check_size(self) -> None:
         """ValueError: the model has no samples of the size to train."""
@@ -592,8 +597,17 @@ class _Progress:
         seconds = " ".join(f"{k} {v:.1f}" for k, v in r["seconds"].items())
         _log.warning(
             "update %d/%d: reward %.3f, full marks %.2f, off %.1e, kl %.1e, seconds %s", r["update"],
-            self.config.updates, r["reward"], r["full"], off, max(r["kl"]), seconds
+            self.config.updates, r["reward"], r["full"], off, max(r["kl"], default=math.nan), seconds
         )
+
+
+def kind_of(config: Config) -> type[Trainer]:
+    """The trainer of a model, by its folder."""
+    if config.texts:
+        from .texts import TextTrainer  # which imports this module
+
+        return TextTrainer
+    return Trainer
 
 
 async def train(config: Config) -> dict[str, Any]:
@@ -606,10 +620,7 @@ async def train(config: Config) -> dict[str, Any]:
                 config.nats, config.token or None, credentials=config.credentials or None, ca=config.ca or None,
                 context=config.context or None, cache=config.cache, cache_bytes=config.cache_bytes,
             ) as client:
-                kind: type[Trainer] = Trainer
-                if config.texts:
-                    from .texts import TextTrainer as kind  # which imports this module
-                return await (await _in(beside, kind, config, client, beside)).run()
+                return await (await _in(beside, kind_of(config), config, client, beside)).run()
         finally:
             await _in(beside, distributed.end)
 

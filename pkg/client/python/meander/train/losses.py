@@ -351,6 +351,11 @@ def of(config: Config) -> Loss:
     if config.texts and config.loss == "ppo":
         options = {"clip": _TEXT_CLIP} | options  # log-probs of tokens are no means
     loss = make(config.loss, **options)
+    if config.ode and not loss.forward:
+        raise ValueError(
+            f"--loss {config.loss}: needs log-probs, which --sde-type ode has none of; must be diffusion_nft, or one "
+            f"of your own that is forward"
+        )
     if loss.forward and (config.ahead or config.follow):
         raise ValueError(
             f"--loss {config.loss}: needs the weights that made a batch; it is without --ahead and --follow"

@@ -61,6 +61,20 @@ class Kernel:
         return _row_mean((mean - other) ** 2) / (2 * self.noise_std**2)
 
 
+def last_off(
+    x: torch.Tensor, v: torch.Tensor, after: torch.Tensor, sigma: float, last: float, off: torch.Tensor, dtype: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns [B], the root mean square distances of the states after a last step of euler's, from sigma to last, from
+    x + (last - sigma) v, and [B], how far roundings may bring them, for velocities that are off by off [B].
+
+    Sampler and trainer round product and sum to float32, and the sampler the state to its dtype.
+    """
+    mean = x.double() + (last - sigma) * v.double()
+    sizes = rms(x) + (sigma - last) * rms(v)
+    stored = {"F16": 2.0**-11, "BF16": 2.0**-8}.get(dtype, 0.0) * rms(mean)
+    return rms(after.double() - mean), (sigma - last) * off + 2.0**-23 * sizes + stored
+
+
 def velocity_off(x: torch.Tensor, v: torch.Tensor, sigma: float, prediction: str, relative: float) -> torch.Tensor:
     """Returns [B], the root mean square that velocities v at states x are off by where the outputs of the network, of a
     prediction, have a relative error.

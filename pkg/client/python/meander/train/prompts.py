@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..data.events import TRANSITIONS
 from .config import Config, weighted
 
 
@@ -50,6 +51,27 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     if not out:
         raise ValueError(f"{path}: no prompt in it")
     return out
+
+
+def check_rollouts(config: Config, given: list[dict[str, Any]], forward: bool) -> None:
+    """ValueError: a prompt has a rollout of its own without a stochastic step, for which a loss of log-probs has no
+    use, or whose samples would be equal; or whose last latents, which a forward loss takes, are not stored."""
+    for fields in given:
+        for of in [fields, *(s for s in fields.get("stages") or () if s.get("name") == config.stage)]:
+            if (own := of.get("rollout")) is None:
+                continue
+            steps, kept = of.get("num_inference_steps", config.steps), own.get("return_step_indices")
+            what = f"prompt {fields['prompt']!r:.60}: rollout"
+            of_noise = TRANSITIONS.get(own.get("sde_type") or "", {"stochastic": True}).get("stochastic")
+            ode = not of_noise or own.get("sde_step_indices") == []
+            if ode and not forward:
+                raise ValueError(f"--loss {config.loss}: needs log-probs, and no step of {what} is stochastic")
+            if ode and of.get("initial_noise", config.initial_noise) == "shared":
+                raise ValueError(f"--initial-noise: shared; must be per_sample, as no step of {what} is stochastic")
+            if forward and (kept is None and not ode or kept is not None and steps not in kept):
+                raise ValueError(
+                    f"{what}.return_step_indices: {kept}; must have {steps}, the last latents, for --loss {config.loss}"
+                )
 
 
 def check_stages(config: Config, given: list[dict[str, Any]], pairs: bool = False) -> None:
@@ -155,13 +177,13 @@ def training(
     """The prompts of a batch to train on, made by weights of version or newer; diversity is its weight in the reward,
     clean says that the last latents are wanted, too. versions are those of other stages."""
     trained = config.window(batch)
-    kept = sorted({i for s in trained for i in (s, s + 1)} | ({config.steps} if clean else set()))
+    kept = {i for s in trained for i in (s, s + 1)} | ({config.steps} if clean else set())
+    noise = {} if config.ode else {"noise_level": config.noise_level, "sde_step_indices": trained}
     images: dict[str, Any] = {
         "num_inference_steps": config.steps,
         "initial_noise": config.initial_noise,
         "rollout": {
-            "sde_type": config.sde_type, "noise_level": config.noise_level, "sde_step_indices": trained,
-            "return_step_indices": kept,
+            "sde_type": config.sde_type, **noise, "solver": config.solver,
             **({} if config.generic else {"return_conditioning": True}),
             **({"latents_dtype": config.latents_dtype} if config.latents_dtype else {}),
         },
@@ -177,7 +199,10 @@ def training(
             "batch": {"id": batch_id(batch), "groups": len(drawn), "step": batch, "epoch": epoch},
             **({"free_read_steps": True} if config.free_read_steps else {}),
         }
-        lane = {**common, **({} if config.texts else images), "min_policy_version": version}
+        # Of ode steps one group says by its last one whether the samplers have the trainer's weights.
+        last = {config.steps - 1} if config.ode and i == 0 else set[int]()
+        rollout = {"rollout": {**images["rollout"], "return_step_indices": sorted(kept | last)}}
+        lane = {**common, **({} if config.texts else images | rollout), "min_policy_version": version}
         if config.stage:
             # A trainer that starts again announces the same weights once more, maybe while samples are made: they have
             # two versions then. What is behind is told by weights (Loop._next).

@@ -24,6 +24,8 @@ from .objective import Kernel
 _ALIKE = ("frames", "height", "width", "cfg_scales", "guidance_rescale")
 _OF_PIPELINES = {"conditions", "arguments", "network_timesteps", "initial_std", "no_negative_prompt"}
 """The settings that this trainer computes a velocity with, and that all samples of a micro-batch share."""
+_LAST_AS_EULER = ("euler", "dpm", "unipc")
+"""The solvers whose last step, to sigma 0, is x - sigma v, the data estimate."""
 USES = {
     *_ALIKE, "prompt", "prompt_2", "prompt_3", "negative_prompt", "truncate_prompt",  # by the encoded texts
     "guidance", "sigmas", "transitions", "noise_level", "log_prob_kind",
@@ -35,6 +37,7 @@ USES = {
 
 class Rollouts:
     """The samples of a batch that have advantages: B rows with W trained steps each, of one size and one schedule.
+    Where all steps are ode W is 0, and advantages have one column.
 
     log_probs and advantages are [B, W] float64; kernels [W] are the trained steps. Where T tracks of a state have
     advantages of their own both are [B, W T], those of a step beside each other; tracks has the places of each track in
@@ -55,9 +58,12 @@ class Rollouts:
                 f"batch {batch.name}: it is of texts; this trainer's must be of images (for texts see "
                 f"examples/grpo_sums.py)"
             )
-        self.now, first = read or batch, batch.samples[0].facts
-        self.noise_std = self.now["noise_std"][0]
-        if not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any():
+        self.now, first, self.clean = read or batch, batch.samples[0].facts, batch.clean
+        self.noise_std = None if self.clean else self.now["noise_std"][0]
+        trajectories = [s.facts for s in batch.samples]
+        if any(t["sigmas"] != first["sigmas"] for t in trajectories) if self.clean else (
+            not batch["mask"].all() or (batch["sigmas"] != batch["sigmas"][0]).any()
+        ):
             raise EventError(f"batch {batch.name}: its samples ran different schedules; a micro-batch has one")
         self.rule = first["cfg_rule"]
         if (self.rule == "inside") != (recipe is not None):
@@ -65,7 +71,6 @@ class Rollouts:
             raise EventError(
                 f"batch {batch.name}: its samplers guide by the rule {self.rule}; must be trained with {how}"
             )
-        trajectories = [s.facts for s in batch.samples]
         for t in trajectories:
             check_uses(t, USES | _OF_PIPELINES if recipe else USES, "this trainer")
         if several := {name for name in (*_ALIKE, "cfg_rule") for t in trajectories if t.get(name) != first.get(name)}:
@@ -77,7 +82,8 @@ class Rollouts:
         self.needed = [p + n for p in prefixes for n in conditioning]
         self.batch, self.name, self.size, self.counts = batch, batch.name, batch.size, counts
         self._check(self.now)
-        self.log_probs, self.advantages, self.rewards = batch["log_probs"], batch["advantages"], batch["rewards"]
+        self.advantages, self.rewards = batch["advantages"], batch["rewards"]
+        self.log_probs = np.zeros((self.size, 0)) if self.clean else batch["log_probs"]
         self.kernels = [Kernel.of(self.now, j, first["log_prob_kind"]) for j in range(self.log_probs.shape[1])]
         self.names = batch.tracks if batch.credits else []
         if self.names:
@@ -85,15 +91,17 @@ class Rollouts:
             whole = sum(n for _, n in self.tracks)
             self.tracks = [(place, n / whole) for place, n in self.tracks]
             self.advantages = self._beside(batch.track_advantages)
-            self.log_probs = np.full_like(self.advantages, np.nan)
-            self._read_tracks(self.now)
+            if not self.clean:
+                self.log_probs = np.full_like(self.advantages, np.nan)
+                self._read_tracks(self.now)
         self.conditioning, self.prompts = tuple(conditioning), dict[tuple[int, str, torch.device], Row]()
         self.ends, self.spreads = dict[int, torch.Tensor](), dict[int, list[float]]()
-        self.shape = (*self.log_probs.shape, *self.now["latents"].shape[2:])
+        self.shape = (*self.log_probs.shape, *self.now["final_latents" if self.clean else "latents"].shape[-2:])
         first_of = dict(zip(batch.prompt_index[::-1].tolist(), trajectories[::-1], strict=True))
         self.recipes = {k: recipe(t) for k, t in first_of.items()} if recipe else {}
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
 
+    clean = False
     names: Sequence[str] = ()
     tracks: Sequence[tuple[slice, float]] = ((slice(None), 1.0),)
 
@@ -121,14 +129,14 @@ class Rollouts:
         out.batch.arrays |= {"group_index": np.zeros(0, np.int64)}
         out.now, out.shape, out.spreads = out.batch, (0, steps, 0, 0), {}
         out.log_probs, out.advantages, out.rewards = np.zeros((0, steps)), np.zeros((0, steps)), np.zeros(0)
-        out.schedule, out.recipes = [], {}
+        out.schedule, out.recipes, out.clean = [], {}, not steps
         out.kernels = [Kernel(0.0, 0.0, 1.0, 1.0, "density")] * steps
         return out
 
     @property
     def steps(self) -> list[int]:
         """The indices of the trained steps."""
-        return [int(i) for i in self.batch["step_indices"][0]]
+        return [] if self.clean else [int(i) for i in self.batch["step_indices"][0]]
 
     @property
     def scored(self) -> int:
@@ -168,7 +176,7 @@ class Rollouts:
 
     def _check(self, micro: Batch) -> None:
         """EventError: samples that were read ran another schedule, or lack encoded texts."""
-        if (micro["noise_std"] != self.noise_std).any():
+        if not self.clean and (micro["noise_std"] != self.noise_std).any():
             raise EventError(f"batch {self.name}: its samples ran different schedules; a micro-batch has one")
         if missing := [name for name in self.needed if name not in micro.conditioning]:
             raise EventError(
@@ -187,7 +195,7 @@ class Rollouts:
         for piece, micro in zip(pieces, self.batch.micro(size, rows), strict=True):
             self._check(micro)
             self.now = micro
-            if self.names:
+            if self.names and not self.clean:
                 self._read_tracks(micro)
             texts = {int(k) for k in self.batch.prompt_index[piece]}
             self.prompts = {key: row for key, row in self.prompts.items() if key[0] in texts}
@@ -208,6 +216,26 @@ class Rollouts:
         x, after = (states.tensor(name)[at, j].to(device).float() for name in ("latents", "next_latents"))
         sigma = torch.as_tensor(self.batch["sigmas"][rows, j], device=device)
         return x, after, sigma, self._texts(rows, int(self.batch["step_indices"][0, j]), device)
+
+    def last_step(
+        self, rows: np.ndarray, device: torch.device
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Texts] | None:
+        """As step, of the last step of samples whose steps are all ode: of the rows whose state before it is stored.
+        None: there are none, or it is none of euler's, as the last step to sigma 0 is of solvers that look back."""
+        last = len(self.schedule) - 1
+        samples = [self.now.samples[i] for i in self._at(rows)]
+        if any(s.facts["solver"] not in (("euler",) if self.last else _LAST_AS_EULER) for s in samples):
+            return None
+        rows = np.array([r for r, s in zip(rows, samples, strict=True) if last in s.facts["latent_step_indices"]], int)
+        if not rows.size:
+            return None
+        at = self._at(rows)
+        x, after = (
+            torch.as_tensor(np.stack([self.now.samples[i].latents(k) for i in at]), device=device)
+            for k in (last, last + 1)
+        )
+        sigma = torch.full((len(rows),), self.schedule[last], dtype=torch.float32, device=device)
+        return x, after, sigma, self._texts(rows, last, device)
 
     def noised(
         self, rows: np.ndarray, i: int, device: torch.device
@@ -274,10 +302,10 @@ class Rollouts:
     def _spread(self, piece: np.ndarray, rows: list[int]) -> None:
         """Keeps the last states of a piece until those of all of a group's rows are there, and then their distances."""
         of, states = self.batch["group_index"], self.now.states
-        assert states is not None, "it is read"
+        ends = states.tensor("next_latents")[:, -1] if states else torch.from_numpy(self.now["final_latents"])
         for r, i in zip(piece.tolist(), self._at(piece), strict=True):
             if int(of[r]) not in self.spreads:
-                self.ends[r] = states.tensor("next_latents")[i, -1].double()  # a copy
+                self.ends[r] = ends[i].double()  # a copy
         for k in {int(g) for g in of[piece]} - self.spreads.keys():
             own = sorted({r for r in rows if of[r] == k})
             if all(r in self.ends for r in own):

@@ -14,6 +14,7 @@ from ..data.events import EventError
 from ..data.textbatch import TextBatch
 from ..torch.family import Family
 from . import distributed
+from .config import Config
 from .learner import Learner, _Shared
 from .loop import Trainer
 from .losses import Steps
@@ -27,17 +28,14 @@ _ROUNDING = 1e-4  # of a token's log-prob in float32, at most: see data.batch.Ra
 class TextTrainer(Trainer):
     """A training run of a language model's lane."""
 
-    def _network(self) -> Network:
-        c = self.config
+    @staticmethod
+    def _network(c: Config) -> Network:
         if wrong := next((n for n in ("shard", "generic", "trust_class", "checkpointing") if getattr(c, n)), ""):
             raise ValueError(f"--{wrong.replace('_', '-')}: set; must not be, {c.model} is a language model")
         if distributed.world() > 1:
             raise ValueError(f"--model: {c.model} is a language model, which one process trains; here are several")
         return TextNetwork(c.model, c.rank, c.alpha, c.layers(), c.seed, distributed.device(c.device),
                            getattr(torch, c.dtype))  # fmt: skip
-
-    def _learner(self, *settings: Any) -> Learner:
-        return TextLearner(*settings)
 
     def _check_size(self) -> None:
         """There is none."""
@@ -187,3 +185,6 @@ class TextLearner(Learner):
             found = network.log_probs(of.rows(piece, network.device)).double().cpu().numpy()
             out[piece] = np.where(of.mask[piece], found, 0)
         return out, None
+
+
+TextTrainer._learner = TextLearner
