@@ -98,24 +98,46 @@ func (p *prover) ofAdapter() (*schemas.Update, error) {
 		if policy.Adapter == nil || policy.Adapter.File.Digest != digest {
 			continue
 		}
-		if want := policy.Adapter.Config; !bytes.Equal(a.Config(), want) {
-			p.add(LinkWeights, p.options.Adapter, Broken, "%s: %s version %d", lora.PEFTConfig,
-				differs(a.Config(), want), policy.PolicyVersion)
+		if !p.sameConfig(a, policy) {
 			return nil, nil
 		}
-		u := p.updateNaming(policy.WeightsDigest, digest)
-		if u == nil {
-			continue // the average of no update, or weights that no update tells of
-		}
 		p.report.Weights = policy.WeightsDigest
-		p.checkWeights(fmt.Sprintf("version %d", policy.PolicyVersion), policy, a.File(), a.Config())
-		if u.AverageDigest == digest {
-			p.add(LinkWeights, fmt.Sprintf("update %d", u.Step), Holds, "it is the running average at this update")
+		of := fmt.Sprintf("version %d", policy.PolicyVersion)
+		p.checkWeights(of, policy, a.File(), a.Config())
+		return p.updateOf(policy.WeightsDigest, of), nil
+	}
+	if u := p.averageOf(digest); u != nil {
+		for _, policy := range p.archive.policies {
+			if policy.WeightsDigest == u.WeightsDigest && policy.Adapter != nil && !p.sameConfig(a, policy) {
+				return nil, nil
+			}
 		}
+		p.report.Weights = u.WeightsDigest
+		p.add(LinkWeights, fmt.Sprintf("update %d", u.Step), Holds, "%d bytes of the adapter are the running average "+
+			"at this update, by SHA-256 %.16s", len(a.File()), digest)
 		return u, nil
 	}
 	p.add(LinkWeights, p.options.Adapter, Broken, "%s", p.nearest(a.File(), digest))
 	return nil, nil
+}
+
+// sameConfig reports whether an adapter has the settings of a version's, to the byte, and adds a broken link if not.
+func (p *prover) sameConfig(a *lora.Adapter, policy *schemas.Policy) bool {
+	if want := policy.Adapter.Config; !bytes.Equal(a.Config(), want) {
+		p.add(LinkWeights, p.options.Adapter, Broken, "%s: %s version %d", lora.PEFTConfig, differs(a.Config(), want),
+			policy.PolicyVersion)
+		return false
+	}
+	return true
+}
+
+// averageOf returns the first update whose running average has a digest; nil: there is none.
+func (p *prover) averageOf(digest string) *schemas.Update {
+	i := slices.IndexFunc(p.archive.updates, func(u *schemas.Update) bool { return u.AverageDigest == digest })
+	if i < 0 {
+		return nil
+	}
+	return p.archive.updates[i]
 }
 
 // nearest says how a file differs from the adapter of the archive that is most like it.
@@ -154,21 +176,13 @@ func differs(a, b []byte) string {
 	return fmt.Sprintf("%d bytes, the first at %d, are other than in", apart(a, b), at)
 }
 
-// updateNaming returns the first update that made weights, or whose running average has a digest; nil: there is none.
-func (p *prover) updateNaming(weights, average string) *schemas.Update {
-	var found *schemas.Update
-	for _, u := range p.archive.updates {
-		made := u.WeightsDigest == weights && u.WeightsBefore != weights
-		if (made || average != "" && u.AverageDigest == average) && (found == nil || u.Step < found.Step) {
-			found = u
+// updateOf returns the first update that made the weights of a version; nil, which the report says: there is none.
+func (p *prover) updateOf(weights, of string) (u *schemas.Update) {
+	for _, x := range p.archive.updates {
+		if x.WeightsDigest == weights && x.WeightsBefore != weights && (u == nil || x.Step < u.Step) {
+			u = x
 		}
 	}
-	return found
-}
-
-// updateOf is updateNaming for weights of a version, and says where there is none.
-func (p *prover) updateOf(weights, of string) *schemas.Update {
-	u := p.updateNaming(weights, "")
 	if u == nil && !slices.ContainsFunc(p.archive.policies, func(x *schemas.Policy) bool {
 		return x.IsCheckpoint() && x.WeightsDigest == weights
 	}) {

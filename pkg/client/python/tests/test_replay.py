@@ -13,6 +13,8 @@ pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
+from safetensors.torch import load  # noqa: E402
+
 from conftest import ENVIRONMENT, ROOT, SIGNS  # noqa: E402
 from meander.client.bulk import Stored  # noqa: E402
 from meander.data.events import EventError  # noqa: E402
@@ -20,6 +22,7 @@ from meander.train import replay  # noqa: E402
 from meander.train.archive import Archive  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.loop import train  # noqa: E402
+from meander.train.model import encoded  # noqa: E402
 
 PROOF = ROOT / "deploy/learn/proof/signs.tar"
 
@@ -56,6 +59,26 @@ def test_a_bundle_is_proved(run, binary):
                           capture_output=True)  # fmt: skip
     found = {x["link"]: x["verdict"] for x in json.loads(done.stdout)["links"]}
     assert found == dict.fromkeys(links.split(","), "holds") | {"archive": "unchecked", "update": "left out"}
+
+
+def test_a_running_average_is_of_its_update(run, binary, tmp_path):
+    _, bundle, _ = run
+    archive = Archive.read(bundle)
+    update = msgpack.unpackb(max(archive.events.streams["MDR_UPDATES"].values()).data)
+    state = load(archive.events.blobs[update["state"]["digest"]])
+    average = {name.removeprefix("average/"): t for name, t in state.items() if name.startswith("average/")}
+    policy = msgpack.unpackb(max(archive.events.streams["MDR_POLICIES"].values()).data)
+    (tmp_path / "adapter_model.safetensors").write_bytes(encoded(average))
+    config = tmp_path / "adapter_config.json"
+    for wrong in (b"", b" "):
+        config.write_bytes(policy["adapter"]["config"] + wrong)
+        args = ["prove", tmp_path, "--archive", bundle, "--json", "--links", "weights"]
+        done = subprocess.run([binary, *args], env=ENVIRONMENT, capture_output=True)
+        (link,) = [x for x in json.loads(done.stdout)["links"] if x["link"] == "weights"]
+        if wrong:
+            assert link["verdict"] == "broken" and link["what"].startswith("adapter_config.json: 1 bytes")
+        else:
+            assert link["verdict"] == "holds" and link["of"] == "update 1" and "average" in link["what"]
 
 
 def test_two_losses_and_two_versions_are_compared(run, tmp_path, capsys):

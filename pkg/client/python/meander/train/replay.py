@@ -42,13 +42,18 @@ _PLACES = {"nats", "token", "credentials", "ca", "context", "trainer"}
 
 @dataclasses.dataclass
 class Made:
-    """What an update made: by the name of a parameter its gradient, as cut, and its change; and the weights."""
+    """What an update made, tensors by the names of the adapter's parameters, float32 on the CPU."""
 
     gradients: dict[str, torch.Tensor]
+    """As cut to max_grad_norm, of the last step of the optimizer."""
     steps: dict[str, torch.Tensor]
+    """By how much the weights changed."""
     weights: dict[str, torch.Tensor]
+    """The adapter behind the update."""
     average: str
+    """The digest of the running average; empty: there is none."""
     report: Report
+    """What the learner says of it."""
 
 
 def main(given: dict[str, Any]) -> None:
