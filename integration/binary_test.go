@@ -93,7 +93,10 @@ type member struct {
 	Latents     []int64    `json:"latent_step_indices"`
 	Image       string     `json:"image"`
 	Scores      []struct {
-		Detail string `json:"detail"`
+		Value   *float64 `json:"value"`
+		Members int64    `json:"members"`
+		Detail  string   `json:"detail"`
+		Error   string   `json:"error"`
 	} `json:"scores"`
 }
 

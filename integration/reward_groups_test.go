@@ -1,16 +1,20 @@
 package integration_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -296,4 +300,70 @@ func TestReward_PythonWorker(t *testing.T) {
 			t.Errorf("sample %d: %s %v, want a colourfulness", m.SampleIndex, m.Status, m.Reward)
 		}
 	}
+}
+
+// The example that rates whole groups, against a pipeline: scores that are win rates, of the same answer as those that
+// are shown and exported, and again in a pass; a function of single samples says that it is none of whole groups.
+func TestReward_GroupWorker(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	info := serve(t, dir)
+	startWorker(t, "--url", info.URL)
+	startGroupWorker(t, info.URL)
+	groups, _ := meander(t, dir, "run", "--json", "-n", "4", "--out", "-", "--run", "ranks", "--reward", "nats:rank",
+		"--group-min", "nats:rank=2", "--optional-reward", "nats:colour", "--group-min", "nats:colour=2", "a red fox").
+		must(t, 0).parse(t)
+	sum := 0.0
+	for _, m := range groups[0].Members {
+		if m.Reward == nil || len(m.Scores) != 2 || m.Scores[0].Members != 4 || *m.Scores[0].Value != *m.Reward ||
+			!strings.Contains(m.Scores[0].Detail, "of 3") ||
+			!strings.Contains(m.Scores[1].Error, "leave out --group-min") {
+			t.Fatalf("sample %d: %v %+v", m.SampleIndex, m.Reward, m.Scores)
+		}
+		sum += *m.Reward
+	}
+	if math.Abs(sum-2) > 1e-12 { // six comparisons, each of which gives one point among three
+		t.Errorf("win rates add up to %v", sum)
+	}
+	uid := groups[0].UID
+	if out := meander(t, dir, "show", "--run", "ranks", uid, "0").must(t, 0).stdout; !strings.Contains(out,
+		"among 4 samples of its group") {
+		t.Errorf("show: %s", out)
+	}
+	meander(t, dir, "rescore", "--run", "ranks", "--pass", "again", "--reward", "nats:rank", "--group-min",
+		"nats:rank=4").must(t, 0)
+	meander(t, dir, "rescore", "--run", "ranks", "--pass", "never", "--reward", "nats:rank", "--group-min",
+		"nats:rank=5").must(t, 2)
+	if out := meander(t, dir, "run", "--dry-run", "-n", "4", "--reward", "glyph", "--group-min", "glyph=2",
+		`a sign that says "A"`); !strings.Contains(out.stderr+out.stdout, "group_min: 2; must be absent") {
+		t.Errorf("dry run: %s %s", out.stdout, out.stderr)
+	}
+}
+
+// startGroupWorker runs the example of a function of whole groups until the test ends.
+func startGroupWorker(t *testing.T, url string) {
+	t.Helper()
+	python := pythonWith(t, "nats, msgpack, PIL, blake3, numpy")
+	c := exec.Command(python, filepath.Join(root, "deploy/scorers/rank.py"), "--nats", url)
+	c.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "PYTHONDONTWRITEBYTECODE=1")
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Stderr = os.Stderr
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Process.Signal(syscall.SIGTERM)
+		if err := c.Wait(); err != nil {
+			t.Errorf("worker: %v", err)
+		}
+	})
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if strings.Contains(lines.Text(), "answers for nats:rank") {
+			return
+		}
+	}
+	t.Fatal("the worker does not listen")
 }

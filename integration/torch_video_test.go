@@ -1,6 +1,7 @@
 package integration_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -119,7 +120,8 @@ func diverseVideos(t *testing.T, w *world, tr *schemas.Trajectory) {
 	t.Helper()
 	rater := scorer.NewGroup(scorer.Diversity)
 	of := func(frames int) float64 {
-		return rater.ScoreGroup(t.Context(), 2, func(i int) (in scorer.Input, release func(), err error) {
+		g := scorer.Group{Members: []int64{0, 1}}
+		g.Sample = func(_ context.Context, i int) (in scorer.Input, release func(), err error) {
 			one, err := w.client.Trajectory(t.Context(), tr.Run, tr.UID, int64(i))
 			if err != nil {
 				return in, nil, err
@@ -135,7 +137,8 @@ func diverseVideos(t *testing.T, w *world, tr *schemas.Trajectory) {
 			}
 			in.Media = in.Media.Spaced(frames)
 			return in, func() {}, err
-		})[1].Value
+		}
+		return rater.ScoreGroup(t.Context(), g)[1].Value
 	}
 	seen, middle := of(scorer.DiversityFrames), of(1)
 	var r schemas.Reward

@@ -20,6 +20,7 @@ const (
 	KindTokensPart = "tokens_part"
 	KindTrajectory = "trajectory"
 	KindVerdict    = "verdict"
+	KindRating     = "rating"
 	KindReward     = "reward"
 	KindAdvantage  = "advantage"
 	KindBatch      = "batch"
@@ -71,6 +72,8 @@ func (a *Address) tokens() []*string {
 		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, (*string)(&a.Stage)}
 	case KindVerdict:
 		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Name}
+	case KindRating:
+		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Name}
 	case KindReward:
 		return []*string{&a.Partition, (*string)(&a.Run), &a.Batch, (*string)(&a.UID), &a.Sample}
 	case KindBatch:
@@ -214,7 +217,7 @@ func GroupFilters(run Run, uid UID, batch string) map[string][]string {
 		StreamGroups:       all(KindGroup, KindPlan),
 		StreamSteps:        {StepsFilter(run, uid, "*", "*")},
 		StreamTrajectories: all(KindTrajectory),
-		StreamVerdicts:     all(KindVerdict),
+		StreamVerdicts:     all(KindVerdict, KindRating),
 		StreamRewards:      all(KindReward, KindOpening),
 		StreamAdvantages:   all(KindAdvantage),
 	}
@@ -233,7 +236,7 @@ func RunFilters(run Run) map[string][]string {
 		StreamRequests:     all(KindRequest),
 		StreamSteps:        all(KindStep, KindPart, KindTokens, KindTokensPart),
 		StreamTrajectories: all(KindTrajectory),
-		StreamVerdicts:     all(KindVerdict),
+		StreamVerdicts:     all(KindVerdict, KindRating),
 		StreamRewards:      all(KindReward, KindOpening),
 		StreamAdvantages:   all(KindAdvantage, KindBatch),
 		StreamControl:      all(KindControl),

@@ -74,7 +74,7 @@ func TrajectoriesDurable() Durable {
 func VerdictsDurable() Durable {
 	return Durable{
 		Stream: StreamVerdicts, Name: "reward-verdicts", Service: ServiceReward,
-		Purpose: "verdicts for the reward service",
+		Filters: []string{Address{Kind: KindVerdict}.Filter()}, Purpose: "verdicts for the reward service",
 	}
 }
 

@@ -31,6 +31,7 @@ const (
 	TypeTrajectory = "trajectory/1"
 	TypeReward     = "reward/1"
 	TypeVerdict    = "verdict/1"
+	TypeRating     = "rating/1"
 	TypeAdvantage  = "advantage/1"
 	TypeBatch      = "batch/1"
 	TypePolicy     = "policy/1"
@@ -61,6 +62,7 @@ func (*Step) Type() string        { return TypeStep }
 func (*Trajectory) Type() string  { return TypeTrajectory }
 func (*Reward) Type() string      { return TypeReward }
 func (*Verdict) Type() string     { return TypeVerdict }
+func (*Rating) Type() string      { return TypeRating }
 func (*Advantage) Type() string   { return TypeAdvantage }
 func (*Batch) Type() string       { return TypeBatch }
 func (*Policy) Type() string      { return TypePolicy }
@@ -96,6 +98,8 @@ func (e *Reward) Subject() string {
 
 func (e *Verdict) Subject() string { return VerdictSubject(e.Run, e.UID, e.SampleIndex, e.Name) }
 
+func (e *Rating) Subject() string { return RatingSubject(e.Run, e.UID, e.Function) }
+
 func (e *Advantage) Subject() string { return AdvantageSubject(e.Run, e.UID) }
 
 func (e *Batch) Subject() string { return BatchSubject(e.Run, e.Batch) }
@@ -122,6 +126,7 @@ func (e *Update) Validate() error          { return CheckFields(e) }
 func (e *Receipt) Validate() error         { return CheckFields(e) }
 func (e *Reward) Validate() error          { return CheckFields(e) }
 func (e *Verdict) Validate() error         { return CheckFields(e) }
+func (e *Rating) Validate() error          { return CheckFields(e) }
 func (e *Advantage) Validate() error       { return CheckFields(e) }
 func (e *Batch) Validate() error           { return CheckFields(e) }
 func (e *Step) Validate() error            { return CheckFields(e) }

@@ -64,8 +64,12 @@ const (
 	MaxParams     = 32
 	MaxParamName  = 64
 	MaxParamBytes = 4096
-	// MaxScoreReply bounds the encoded answer of a scoring worker.
-	MaxScoreReply = 64 << 10
+	// MaxScoreReply bounds the encoded answer of a scoring worker, MaxGroupReply that to a whole group, MaxPreferences
+	// the comparisons in it, and MaxGroupFiles the bytes of files in one request for a group.
+	MaxScoreReply  = 64 << 10
+	MaxGroupReply  = 1 << 20
+	MaxPreferences = MaxListItems
+	MaxGroupFiles  = 64 << 20
 	// MaxBatchGroups is the number of groups of a batch, MaxMetrics the number of its metrics.
 	MaxBatchGroups = 4096
 	MaxMetrics     = 1024

@@ -218,6 +218,9 @@ type RewardSpec struct {
 	Track string `msgpack:"track,omitempty" form:"token" absent:"what the function is for"`
 	// Stage is the stage of the sample that it judges, in the newest round. A sample that ended before has no score.
 	Stage Stage `msgpack:"stage,omitempty" form:"token" absent:"the newest output that the function takes"`
+	// GroupMin has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is the fewest
+	// samples that it is asked about: in a group that has fewer to show, the score fails.
+	GroupMin int64 `msgpack:"group_min,omitempty" range:"0..MaxGroupSize" absent:"each sample is rated by itself"`
 	// GroundTruth is the right answer, for scorers that compare: a text, or any value of JSON.
 	GroundTruth Truth `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes"`
 	// Params are options of the function by name, such as psm of ocr; one that it does not have

@@ -57,6 +57,9 @@ type Score struct {
 	DurationNS int64 `msgpack:"duration_ns" range:"0.." digest:"-"`
 	// Detail is what the function saw, for people: the text that was read.
 	Detail string `msgpack:"detail,omitempty" size:"0..MaxDetail,cut" digest:"-"`
+	// Members is how many samples of the group the function compared: the score depends on all of them. Absent: it
+	// rated this one by itself.
+	Members int64 `msgpack:"members,omitempty" range:"0..MaxGroupSize" digest:"-"`
 	// Exact says of a function that recognizes the text in images whether it found the target and
 	// nothing else, white space and case aside; absent: another function, or it failed.
 	Exact *bool `msgpack:"exact,omitempty" digest:"-"`

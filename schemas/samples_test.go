@@ -26,7 +26,7 @@ func samples(t testing.TB) []sample {
 		resultSamples(t),
 		groupSamples(t), presenceSamples(), policySamples(t),
 		controlSamples(), scheduledSamples(t), treeSamples(t), textSamples(t), engineSamples(t),
-		hashSamples(t), stagesSamples(t))
+		hashSamples(t), stagesSamples(t), scoreSamples(t))
 }
 
 func requestSamples(t testing.TB) []sample {
@@ -322,23 +322,6 @@ func groupSamples(t testing.TB) []sample {
 		{"receipt-accepted", &schemas.Receipt{
 			Accepted: true, Run: "run-1", UID: "p17", Samples: 8, NumInferenceSteps: 10, SDEStepIndices: []int64{3, 4},
 		}},
-		{"score_request", &schemas.ScoreRequest{
-			Name: "pickscore", Prompt: "a red fox", Params: map[string]string{"layer": "12"}, Image: []byte{0x89, 'P', 'N', 'G'}, ImageFormat: "png",
-		}},
-		{"score_request-metadata", &schemas.ScoreRequest{
-			Name: "geneval", Prompt: "a fox", Params: map[string]string{}, Metadata: metadata(t), Image: []byte{0x89, 'P', 'N', 'G'}, ImageFormat: "png",
-		}},
-		{"score_request-conditions", &schemas.ScoreRequest{
-			Name: "edit", Prompt: "make it red", Params: map[string]string{}, Image: []byte("\x89PNG"), ImageFormat: "png",
-			Conditions: []schemas.ScoreCondition{
-				{Name: "image", Type: "image", File: []byte("\x89PNG 1")}, {Name: "mask_image", Type: "mask", File: []byte("\x89PNG 2")},
-			},
-		}},
-		{"score_request-audio", &schemas.ScoreRequest{
-			Name: "clap", Prompt: "a drum", Params: map[string]string{}, Audio: []byte("RIFF"),
-		}},
-		{"score_reply", &schemas.ScoreReply{Score: new(0.27), Detail: "a fox, mostly red"}},
-		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
 	}
 }
 

@@ -89,9 +89,7 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "prompt.*"}, DiscardNew: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamGroups,
-			Purpose: "exactly one record per group: the claim of its uid, and the facts of the group; and one " +
-				"plan where it has one",
+			Name: StreamGroups, Purpose: "one record per group: its facts, the claim of its uid; a plan if it has one",
 			Subjects: []string{Prefix + "group.*.*", Prefix + "plan.*.*"}, Guarded: true, MaxBytes: gib / 2,
 		},
 		{
@@ -110,8 +108,9 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "trajectory.*.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamVerdicts, Purpose: "rewards from outside, of people or batch jobs: one per sample and name",
-			Subjects: []string{Prefix + "verdict.*.*.*.*"}, Guarded: true, MaxBytes: gib / 4, MaxAge: 7 * day,
+			Name: StreamVerdicts, Purpose: "scores from outside: one per sample and name, or per group and function",
+			Subjects: []string{Prefix + "verdict.*.*.*.*", Prefix + "rating.*.*.*"}, Guarded: true,
+			MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
 			Name:     StreamRewards,

@@ -86,6 +86,11 @@ func VerdictSubject(run Run, uid UID, sample int64, name string) string {
 	return Prefix + "verdict." + string(run) + "." + string(uid) + "." + itoa(sample) + "." + name
 }
 
+// RatingSubject returns the subject of what a reward function, by its place in the list, said of a whole group.
+func RatingSubject(run Run, uid UID, function int64) string {
+	return Prefix + "rating." + string(run) + "." + string(uid) + "." + itoa(function)
+}
+
 // ScoreSubject returns the subject on which workers of the reward function nats:NAME answer requests
 // (core NATS, queue group NAME).
 func ScoreSubject(name string) string { return Prefix + "score." + name }

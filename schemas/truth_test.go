@@ -32,7 +32,7 @@ func TestTruth(t *testing.T) {
 			t.Fatal(err)
 		}
 		e := &schemas.ScoreRequest{
-			V: schemas.Version, Name: "x", GroundTruth: truth, Params: map[string]string{}, Text: new("a"),
+			V: schemas.Version, Name: "x", GroundTruth: truth, Params: map[string]string{}, ScoreSample: schemas.ScoreSample{Text: new("a")},
 		}
 		data, err := schemas.Encode(e)
 		if err != nil {

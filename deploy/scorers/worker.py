@@ -56,6 +56,8 @@ async def answer(data):
         request = msgpack.unpackb(data)
         if request["v"] != PROTOCOL:
             raise ValueError(f"protocol {request['v']}; must be {PROTOCOL}")
+        if request.get("group_size"):
+            raise ValueError("it rates samples one by one: leave out --group-min")
         img = Image.open(io.BytesIO(request["image"]), formats=[request["image_format"]])
         if max(img.size) > MAX_SIDE:
             raise ValueError(f"image of {img.size}; must be at most {MAX_SIDE} a side")

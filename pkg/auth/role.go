@@ -128,16 +128,16 @@ func serviceGrants() []Grant {
 				schemas.StreamPolicyBucket, schemas.StreamPresenceBucket, schemas.StreamControlBucket,
 				schemas.StreamSealBucket, schemas.StreamBlobBucket,
 			},
-			Writes: []string{
-				schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket,
-			},
+			Writes:  []string{schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket},
 			Deletes: []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},
 			Purges:  []string{schemas.StreamSteps}, Discoverable: true,
 			Asks: []string{schemas.InteractSubject("*")}, Answers: []string{schemas.SeenSubject("*")},
 		},
 		{
 			Role: RoleReward, Purpose: "the program meander-reward: scores samples, asks for their next stages",
-			Publishes: []string{schemas.KindReward, schemas.KindRequest, schemas.KindTrajectory, schemas.KindDead},
+			Publishes: []string{
+				schemas.KindReward, schemas.KindRating, schemas.KindRequest, schemas.KindTrajectory, schemas.KindDead,
+			},
 			Reads: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories,
 				schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamAdvantages, schemas.StreamPresenceBucket,

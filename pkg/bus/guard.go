@@ -143,7 +143,7 @@ func writerOf(subject string) string {
 	switch a.Kind {
 	case schemas.KindStep, schemas.KindTokens, schemas.KindTrajectory:
 		return "sampler"
-	case schemas.KindReward, schemas.KindVerdict:
+	case schemas.KindReward, schemas.KindVerdict, schemas.KindRating:
 		return "reward"
 	case schemas.KindAdvantage, schemas.KindBatch:
 		return "advantage"

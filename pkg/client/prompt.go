@@ -300,6 +300,10 @@ type RewardSpec struct {
 	// Stage: the stage of the sample that it judges, in the newest round. A sample that ended before has no score
 	// (token). Default: the newest output that the function takes.
 	Stage schemas.Stage
+	// GroupMin: has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is the fewest
+	// samples that it is asked about: in a group that has fewer to show, the score fails (integer 0 to 1024). Default:
+	// each sample is rated by itself.
+	GroupMin int64
 	// GroundTruth: the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON).
 	GroundTruth schemas.Truth
 	// Params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).

@@ -79,6 +79,8 @@ type Record struct {
 type Score struct {
 	Name  string   `json:"name" parquet:"name"`
 	Value *float64 `json:"value" parquet:"value,optional"`
+	// Members is how many samples of the group the function compared: the score depends on them. 0: on this one alone.
+	Members int64 `json:"members,omitempty" parquet:"members"`
 }
 
 // Parent names a state that a sample stored: the one before a step.
@@ -261,7 +263,7 @@ func newSample(
 		s.Stage, s.Samples = string(t.Stage), t.Group.Stages[i].Every
 	}
 	for _, score := range m.Scores {
-		s.Scores = append(s.Scores, Score{score.Name, score.Value})
+		s.Scores = append(s.Scores, Score{score.Name, score.Value, score.Members})
 	}
 	if t.Start != nil && t.Start.Branch != nil {
 		at := t.Start.Branch

@@ -33,15 +33,14 @@ func (diversity) Frames() int { return DiversityFrames }
 
 // ScoreGroup implements GroupScorer. A sample that cannot be fetched gets its own error; one that is not an image,
 // or of another size, fails the whole group.
-func (diversity) ScoreGroup(ctx context.Context, n int,
-	sample func(i int) (in Input, release func(), err error),
-) []Result {
+func (diversity) ScoreGroup(ctx context.Context, g Group) []Result {
+	n := len(g.Members)
 	out := make([]Result, n)
 	small := make([][]float64, n) // nil: none
 	var size media.Size
 	first := -1
 	for i := range n {
-		x, release, err := sample(i)
+		x, release, err := g.Sample(ctx, i)
 		if err != nil {
 			out[i].Err = err
 			continue

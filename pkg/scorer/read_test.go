@@ -439,12 +439,14 @@ func TestDiversity(t *testing.T) {
 	d := scorer.NewGroup(scorer.Diversity)
 	run := func(images ...*image.NRGBA) []scorer.Result {
 		held := 0
-		results := d.ScoreGroup(t.Context(), len(images), func(i int) (scorer.Input, func(), error) {
+		g := scorer.Group{Members: make([]int64, len(images))}
+		g.Sample = func(_ context.Context, i int) (scorer.Input, func(), error) {
 			if held++; held > 1 {
 				t.Errorf("%d images at once", held)
 			}
 			return scorer.Input{Media: media.Of(images[i])}, func() { held-- }, nil
-		})
+		}
+		results := d.ScoreGroup(t.Context(), g)
 		if held != 0 {
 			t.Errorf("%d images not released", held)
 		}

@@ -53,8 +53,9 @@ type Condition struct {
 	File []byte `json:"file" msgpack:"file"`
 }
 
-// SeesConditions reports whether a Scorer sees the conditions of samples: it has a method SeesConditions.
-func SeesConditions(s Scorer) bool {
+// SeesConditions reports whether a Scorer or a GroupScorer sees the conditions of samples: it has a method
+// SeesConditions.
+func SeesConditions(s interface{ Name() string }) bool {
 	_, sees := s.(interface{ SeesConditions() })
 	return sees
 }
@@ -111,11 +112,58 @@ type BatchScorer interface {
 type GroupScorer interface {
 	Name() string
 	Version() string
-	// ScoreGroup returns one result for each of n samples, in order of sample_index. It fetches samples one by one
-	// and releases each before the next: a whole group need not fit in memory. A sample that cannot be fetched has
-	// that error as its result; the others are rated without it. With a method Frames it sees as many frames of a
-	// video.
-	ScoreGroup(ctx context.Context, n int, sample func(i int) (in Input, release func(), err error)) []Result
+	// ScoreGroup returns one result for each member, in their order. It fetches samples one by one and releases each
+	// before the next: a whole group need not fit in memory. A sample that cannot be fetched has that error as its
+	// result; the others are rated without it. With a method Frames it sees as many frames of a video.
+	ScoreGroup(ctx context.Context, g Group) []Result
+}
+
+// Group is the samples of one prompt for a GroupScorer.
+type Group struct {
+	// Size is how many samples the prompt asked for. Members are the indexes of those that are rated, ascending, and
+	// Missing the others.
+	Size    int64
+	Members []int64
+	Missing []Missing
+	// Sample returns what the function sees of the member at place i of Members; release ends its use. An error that
+	// wraps ErrUnavailable ends the call: it is that of all members.
+	Sample func(ctx context.Context, i int) (in Input, release func(), err error)
+	// Store keeps what a message has no room for, and returns its SHA-256 in hex; nil: there is no store.
+	Store func(ctx context.Context, data []byte) (digest string, err error)
+}
+
+// Missing is a sample of a group that a GroupScorer does not see, and why.
+type Missing struct {
+	Index int64  `json:"sample_index" msgpack:"sample_index"`
+	Why   string `json:"why" msgpack:"why"`
+}
+
+// Preference is a comparison of two members of a group, by their places: P is how sure the judge is that A is better.
+type Preference struct {
+	A, B int
+	P    float64
+}
+
+// WinRates returns the scores of n members that a judge compared two by two. With p(i, j) the preference for i over j,
+// and p(j, i) = 1 - p(i, j), the score of i is the mean of p(i, j) over all comparisons that name i, added up in their
+// order. A member that none names has no score.
+func WinRates(n int, preferences []Preference) []Result {
+	out, times := make([]Result, n), make([]int, n)
+	for _, x := range preferences {
+		out[x.A].Value += x.P
+		out[x.B].Value += 1 - x.P
+		times[x.A]++
+		times[x.B]++
+	}
+	for i, k := range times {
+		if k == 0 {
+			out[i].Err = errors.New("no preference names it")
+			continue
+		}
+		out[i].Detail = fmt.Sprintf("won %.4g of %d", out[i].Value, k)
+		out[i].Value /= float64(k)
+	}
+	return out
 }
 
 // ErrUnavailable is wrapped by temporary errors: a program, a server or a worker does not answer now,
@@ -167,6 +215,26 @@ func New(name string) (Scorer, error) {
 		return nil, err
 	}
 	return nil, fmt.Errorf("scorer %q does not rate samples one by one here", name)
+}
+
+// RatesGroup reports whether a function of a prompt rates whole groups: it always does, or least, the fewest samples
+// that it is asked about, says so.
+func RatesGroup(name string, least int64) bool { return least > 0 || NewGroup(name) != nil }
+
+// CheckGroup refuses a least number of samples to rate for a function that rates them one by one, and one that no group
+// of size samples reaches.
+func CheckGroup(name string, least, size int64) error {
+	k, _, err := findKind(name)
+	switch {
+	case err != nil || least == 0:
+		return nil // Check reports an unknown name
+	case !k.free:
+		return fmt.Errorf("group_min: %d; must be absent: it is for functions of one's own, http:NAME and nats:NAME, "+
+			"and not for %s", least, name)
+	case least > size:
+		return fmt.Errorf("group_min: %d; must be at most group_size, %d", least, size)
+	}
+	return nil
 }
 
 // NewGroup returns the group scorer of a name; nil if the name is not that of a group scorer.

@@ -147,6 +147,8 @@ type Score struct {
 	Detail  string   `json:"detail,omitempty"`
 	Exact   *bool    `json:"exact,omitempty"`
 	Seconds float64  `json:"seconds"`
+	// Members is how many samples of the group the function compared; 0: it rated this one by itself.
+	Members int64 `json:"members,omitempty"`
 }
 
 // MemberOf joins what is stored of one sample: its part of the advantage event, its trajectory and its reward, of which
@@ -232,7 +234,7 @@ func scoresOf(r *schemas.Reward) (scores []Score) {
 	for _, s := range r.Scores {
 		scores = append(scores, Score{
 			Name: s.Name, Version: s.Version, Status: s.Status, Value: s.Value, Error: s.Error, Detail: s.Detail,
-			Exact:   s.Exact,
+			Exact: s.Exact, Members: s.Members,
 			Seconds: float64(s.DurationNS) / 1e9,
 		})
 	}

@@ -332,6 +332,9 @@ func rewardsText(list []schemas.RewardSpec) string {
 		if r.Required != nil && !*r.Required {
 			texts[i] += " (optional)"
 		}
+		if r.GroupMin > 0 {
+			texts[i] += fmt.Sprintf(" (of whole groups of at least %d)", r.GroupMin)
+		}
 	}
 	return strings.Join(texts, ", ")
 }

@@ -86,6 +86,11 @@ var channels = []channel{
 		[]string{"reward"},
 	},
 	{
+		"rating", schemas.Prefix + "rating.{run}.{uid}.{function}", schemas.TypeRating, schemas.StreamVerdicts,
+		"what a reward function of one's own said of a whole group", "reward",
+		[]string{"client"},
+	},
+	{
 		"reward_published", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, "",
 		"the score of one sample as it is published; the stream stores it on the subject of the channel reward",
 		"reward",
@@ -155,7 +160,7 @@ var channels = []channel{
 	},
 	{
 		"score", schemas.Prefix + "score.{name}", schemas.TypeScoreRequest, "",
-		"one sample for a worker of the reward function nats:NAME, queue group NAME", "reward",
+		"one sample, or a whole group, for a worker of the reward function nats:NAME, queue group NAME", "reward",
 		[]string{"scoring worker"},
 	},
 	{
@@ -225,6 +230,7 @@ var parameters = map[string]string{
 	"part":    "part number, decimal",
 	"batch":   "batch id; a group without a batch has its uid here",
 
+	"function": "place of the reward function in the list of the prompt, decimal, from 0",
 	"partition": fmt.Sprintf("0 to %d, a hash of the batch that the stream puts in; * for all",
 		schemas.RewardPartitions-1),
 	"name":    "instance of the reward function external:NAME or nats:NAME, or external",

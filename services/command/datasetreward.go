@@ -23,6 +23,7 @@ type rewardFlags struct {
 	reward      []string
 	optional    []string
 	params      []string
+	groupMin    []string
 	groundTruth string
 	by          rewardBy
 }
@@ -35,6 +36,9 @@ func (r *rewardFlags) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&r.optional, "optional-reward", nil,
 		"the same for functions that may fail: the sum then leaves them out")
 	f.StringArrayVar(&r.params, "reward-param", nil, "parameter of a reward function: NAME.KEY=VALUE, e.g. ocr.psm=7")
+	f.StringSliceVar(&r.groupMin, "group-min", nil,
+		"NAME=MIN has a function of --reward, http:NAME or nats:NAME, rate the whole group in one call, e.g. "+
+			"nats:rank=2; MIN is the fewest samples that it is asked about")
 	f.StringVar(&r.groundTruth, "ground-truth", "",
 		"expected text or answer, for reward functions and interactions; default the text in double quotes in the "+
 			"prompt, or the result of the sum in it")
@@ -94,6 +98,20 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 				spec["params"] = params
 			}
 			params[key] = value
+		}
+	}
+	for _, text := range r.groupMin {
+		name, value, _ := strings.Cut(text, "=")
+		least, err := strconv.ParseInt(value, 10, 64)
+		switch {
+		case err != nil || least < 1:
+			errs = append(errs, fmt.Errorf("--group-min: %q; must be NAME=MIN, a whole number above 0", text))
+		case byName[name] == nil:
+			errs = append(errs, fmt.Errorf("--group-min: %q; %q must be named by --reward or --optional-reward", text,
+				name))
+		}
+		for _, spec := range byName[name] {
+			spec["group_min"] = least
 		}
 	}
 	return specs, errors.Join(errs...)

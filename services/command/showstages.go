@@ -102,7 +102,8 @@ func printSample(out io.Writer, g *view.Group, l *view.Line) {
 	line("%s, reward %s, advantage %s", l.Status, results.Number(l.Reward, "%.6f"),
 		results.Number(l.Advantage, "%+.6f"))
 	for _, s := range l.Scores {
-		line("  %s %s%s %s", s.Name, results.Number(s.Value, "%.6f"),
+		line("  %s %s%s%s %s", s.Name, results.Number(s.Value, "%.6f"),
+			present.When(s.Members > 0, ", among %d samples of its group,", s.Members),
 			present.When(s.Detail != "", " read %q", s.Detail), s.Error)
 	}
 	if l.Error != "" {

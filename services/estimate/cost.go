@@ -221,6 +221,9 @@ func rewardLine(e *schemas.Prompt, defaults []string, policy *schemas.Policy) st
 		if !*r.Required {
 			s += " (optional)"
 		}
+		if r.GroupMin > 0 {
+			s += fmt.Sprintf(" (of whole groups of at least %d)", r.GroupMin)
+		}
 		parts = append(parts, s)
 	}
 	switch {

@@ -170,6 +170,9 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 		if err == nil {
 			err = scorer.Check(r.Name, Asked(p.Prompt, p.Messages), r.GroundTruth.Value(), r.Params)
 		}
+		if err == nil {
+			err = scorer.CheckGroup(r.Name, r.GroupMin, p.Samples())
+		}
 		if err == nil && policy.Lane != "" {
 			err = scorer.CheckConditions(r.Name, conditionTypes(p, policy))
 		}

@@ -145,7 +145,7 @@ func stageRewards(p *schemas.Prompt, policies []*schemas.Policy) (by [][]int, la
 	}
 	var errs []error
 	for k, r := range p.Reward {
-		if scorer.NewGroup(r.Name) != nil {
+		if scorer.RatesGroup(r.Name, r.GroupMin) {
 			errs = append(errs, fmt.Errorf("reward[%d]: %s rates whole groups; must be another beside stages", k,
 				r.Name))
 			continue

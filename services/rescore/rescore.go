@@ -194,7 +194,8 @@ func (g *group) apply(run schemas.Run, c Change, batchGroups int64) error {
 	}
 	var errs []error
 	for _, spec := range x.Reward {
-		errs = append(errs, scorer.Check(spec.Name, g.prompt, spec.GroundTruth.Value(), spec.Params))
+		errs = append(errs, scorer.Check(spec.Name, g.prompt, spec.GroundTruth.Value(), spec.Params),
+			scorer.CheckGroup(spec.Name, spec.GroupMin, g.size))
 	}
 	if c.Advantage != nil {
 		a := *c.Advantage

@@ -3,11 +3,11 @@ package reward
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
-	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -50,20 +50,34 @@ func (l ctxLock) unlock() { <-l }
 // memo is what is known of one sample. The lock guards it. Slices are in the order of Group.Reward.
 type memo struct {
 	ctxLock
-	done   bool        // its reward is stored
-	scores []*scored   // nil: none yet
-	since  []time.Time // since when a function does not answer
-	tries  []int       // calls in a row without an answer
-	ran    []bus.Made  // the stages of the sample, in order; none: it has one
+	waits
+	done   bool       // its reward is stored
+	scores []*scored  // nil: none yet
+	ran    []bus.Made // the stages of the sample, in order; none: it has one
+}
+
+// waits is how long functions have been away, in the order of Group.Reward.
+type waits struct {
+	since []time.Time // since when a function does not answer
+	tries []int       // calls in a row without an answer
+}
+
+func newWaits(functions int) waits {
+	return waits{make([]time.Time, functions), make([]int, functions)}
 }
 
 // groupMemo is what is known of a group that functions rate as a whole. The lock guards it.
 type groupMemo struct {
 	ctxLock
+	waits
 	// scores are by sample index and index in Group.Reward; nil: not rated yet. rated are the
 	// sequences of the trajectories that were rated.
 	scores map[int64]map[int]scored
 	rated  map[int64]uint64
+	// answers are those of the functions that have answered so far, by index in Group.Reward, and next is when the
+	// others are asked again.
+	answers map[int]map[int64]scored
+	next    time.Time
 	// last is the sequence of the trajectory whose handler completes the others. It is the same in every replica of
 	// the service: otherwise each of two replicas could leave that to the other.
 	last uint64
@@ -102,10 +116,8 @@ func (k *sampleCache) putRecord(r *schemas.GroupRecord) {
 // forget removes the memo of a sample whose reward is stored. If its group is rated as a whole the memo stays, as the
 // handlers of other samples may complete it again.
 func (k *sampleCache) forget(r *schemas.Reward) {
-	for _, spec := range r.Group.Reward {
-		if scorer.NewGroup(spec.Name) != nil {
-			return
-		}
+	if slices.ContainsFunc(r.Group.Reward, ratesGroup) {
+		return
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -27,6 +27,8 @@ type catalog struct {
 
 	mu      sync.Mutex
 	entries map[string]entry
+	// groups are the functions that rate whole groups, each with a pool of its own: a call of it is one group.
+	groups map[string]groupEntry
 	// missing are functions that the program knows but this machine cannot run, with the reason.
 	missing map[string]error
 }
@@ -35,6 +37,12 @@ type catalog struct {
 type entry struct {
 	scorer scorer.Scorer
 	pool   *pool
+}
+
+// groupEntry is a function that rates whole groups, and its pool.
+type groupEntry struct {
+	scorer.GroupScorer
+	pool *pool
 }
 
 // maxPools bounds the functions that prompts may add by naming them.
@@ -47,7 +55,7 @@ func openCatalog(cfg Config, nc *nats.Conn, metrics *instruments, stopping <-cha
 ) (*catalog, error) {
 	c := &catalog{
 		cfg: cfg, nc: nc, metrics: metrics, stopping: stopping, entries: map[string]entry{},
-		missing: map[string]error{},
+		groups: map[string]groupEntry{}, missing: map[string]error{},
 	}
 	if err := c.open(log); err != nil {
 		c.close()
@@ -105,6 +113,13 @@ func (c *catalog) open(log zerolog.Logger) error {
 // add adds a function with a pool of its own, and returns both. The pool makes as many calls at once as the function
 // says, or otherwise the given number. The caller holds the lock, or is the only user.
 func (c *catalog) add(s scorer.Scorer, calls int) entry {
+	e := entry{s, c.newPool(s, calls)}
+	c.entries[s.Name()] = e
+	return e
+}
+
+// newPool returns the pool of a function; see add.
+func (c *catalog) newPool(s interface{ Name() string }, calls int) *pool {
 	if k, ok := s.(interface{ Concurrency() int }); ok {
 		calls = k.Concurrency()
 	}
@@ -113,9 +128,36 @@ func (c *catalog) add(s scorer.Scorer, calls int) entry {
 		l.batch, l.linger = b.MaxBatch(), c.cfg.Linger
 	}
 	l.queueLimit = min(max(minQueue, 2*l.calls*l.batch), max(maxQueue, l.batch))
-	e := entry{s, l.start(c.stopping)}
-	c.entries[s.Name()] = e
-	return e
+	return l.start(c.stopping)
+}
+
+// findGroup is find for a function that rates whole groups.
+func (c *catalog) findGroup(name string) (groupEntry, error) {
+	s := scorer.NewGroup(name)
+	if s == nil {
+		e, err := c.find(name)
+		if err != nil {
+			return groupEntry{}, err
+		}
+		var ok bool
+		if s, ok = e.scorer.(scorer.GroupScorer); !ok {
+			return groupEntry{}, fmt.Errorf("%s rates samples one by one", name)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.groups[name]
+	if !ok {
+		e.GroupScorer = s
+		if scorer.NewGroup(name) == nil {
+			e.pool = c.newPool(&groupCall{GroupScorer: s}, 1)
+		} else { // it computes here: one group at a time
+			e.pool = (&pool{name: name, calls: 1, batch: 1, timeout: c.cfg.GroupWait, metrics: c.metrics}).
+				start(c.stopping)
+		}
+		c.groups[name] = e
+	}
+	return e, nil
 }
 
 // minQueue and maxQueue bound the queue of one function: enough samples to keep it busy until others come again.
@@ -219,6 +261,9 @@ const spareSlots = 256
 func (c *catalog) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for _, g := range c.groups {
+		g.pool.close()
+	}
 	for _, e := range c.entries {
 		e.pool.close()
 		if closer, ok := e.scorer.(io.Closer); ok {

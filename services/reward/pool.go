@@ -69,6 +69,8 @@ type scored struct {
 	version string
 	// took is the time of the call.
 	took time.Duration
+	// members is how many samples of the group the function compared; 0: it rated this one by itself.
+	members int64
 }
 
 // busyError is the error of a sample that finds the queue full. It should come again after the given time.
@@ -259,7 +261,7 @@ func (p *pool) run(ctx context.Context, jobs []*job) {
 	for i, j := range asked {
 		name := j.scorer.Name()
 		p.metrics.Seconds.WithLabelValues(name).Observe(took.Seconds())
-		j.done <- scored{results[i], j.scorer.Version(), took}
+		j.done <- scored{Result: results[i], version: j.scorer.Version(), took: took}
 	}
 	if len(asked) > 0 && p.batch > 1 {
 		p.metrics.Batches.WithLabelValues(p.name).Inc()

@@ -31,6 +31,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/stages"
@@ -139,8 +140,8 @@ type service struct {
 	// putBackSamples wait for another event, pausedSamples for their run to be resumed.
 	putBackSamples, pausedSamples *putBackSamples
 	images                        *imageMemory
-	// ratingGroup is full while a group is rated as a whole.
-	ratingGroup chan struct{}
+	// requests bounds the memory of requests for whole groups.
+	requests *semaphore.Weighted
 }
 
 // newService opens the reward functions and reads the controls in force, for Run and Rescore. When ctx ends, samples
@@ -163,7 +164,7 @@ func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger)
 	return &service{
 		cfg: cfg, bus: b, catalog: c, controls: controls, metrics: metrics, cache: newSampleCache(),
 		putBackSamples: newPutBackSamples(), pausedSamples: newPutBackSamples(),
-		images: newImageMemory(cfg.ImageMiB), ratingGroup: make(chan struct{}, 1),
+		images: newImageMemory(cfg.ImageMiB), requests: semaphore.NewWeighted(int64(cfg.ImageMiB) << 20),
 	}, nil
 }
 

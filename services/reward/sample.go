@@ -59,7 +59,7 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 	}
 	if m.scores == nil {
 		m.scores = make([]*scored, len(t.Group.Reward))
-		m.since, m.tries = make([]time.Time, len(m.scores)), make([]int, len(m.scores))
+		m.waits = newWaits(len(m.scores))
 		for i := range m.scores {
 			if spec := &t.Group.Reward[i]; m.judged(t, spec) == nil {
 				m.scores[i] = &scored{Result: scorer.Result{Err: whyNotJudged(t, spec)}}
@@ -152,7 +152,7 @@ func combined(t *schemas.Trajectory, seq uint64, m *memo) *schemas.Reward {
 	for i, part := range parts { // after Combine, which sets the error of values that are not numbers
 		score := schemas.Score{
 			Name: part.Name, Version: scores[i].version, Weight: part.Weight,
-			DurationNS: max(0, scores[i].took.Nanoseconds()),
+			DurationNS: max(0, scores[i].took.Nanoseconds()), Members: scores[i].members,
 		}
 		if of := m.judged(t, &t.Group.Reward[i]); of != nil && len(t.Group.Stages) > 0 {
 			score.Stage = of.Stage
@@ -194,7 +194,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 	results := make([]*scored, len(m.scores))
 	var calls sync.WaitGroup
 	for i, spec := range t.Group.Reward {
-		if m.scores[i] != nil || scoredElsewhere(spec.Name) {
+		if m.scores[i] != nil || scoredElsewhere(spec) {
 			continue
 		}
 		e, err := s.catalog.find(spec.Name)
@@ -247,7 +247,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 			err = p
 			continue
 		}
-		wait := s.retryAfter(m, i, t.Group.Reward[i].Name, r, due, expired)
+		wait := s.retryAfter(&m.waits, i, t.Group.Reward[i].Name, r, due, expired)
 		if wait == 0 {
 			m.scores[i] = r
 		}
@@ -259,7 +259,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 // retryAfter returns when to call a function again, or 0 if the result r counts. A score that does not come before the
 // deadline, or before ScorePatience is over, counts as failed; then it adds that reason to r. i is the function's
 // index.
-func (s *service) retryAfter(m *memo, i int, name string, r *scored, due time.Time,
+func (s *service) retryAfter(m *waits, i int, name string, r *scored, due time.Time,
 	expired bool,
 ) (again time.Duration) {
 	now := time.Now()

@@ -28,16 +28,19 @@ import (
 // longestWait is how long a sample waits for the event that completes it before it is delivered again.
 const longestWait = 10 * time.Minute
 
-// scoredElsewhere reports whether a function has no pool, because its score is a verdict or it rates whole groups.
-func scoredElsewhere(name string) bool {
-	return scorer.NewGroup(name) != nil || scorer.VerdictName(name) != ""
+// ratesGroup reports whether a function rates whole groups.
+func ratesGroup(r schemas.RewardSpec) bool { return scorer.RatesGroup(r.Name, r.GroupMin) }
+
+// ratesOutside reports whether it is one of the user's own, which may take its time, and whose answer is stored.
+func ratesOutside(r schemas.RewardSpec) bool { return r.GroupMin > 0 }
+
+// scoredElsewhere reports whether complete does not call a function: its score is a verdict, or it rates whole groups.
+func scoredElsewhere(r schemas.RewardSpec) bool {
+	return ratesGroup(r) || scorer.VerdictName(r.Name) != ""
 }
 
 // needsGroup reports whether a function of the sample rates its group as a whole.
-func needsGroup(t *schemas.Trajectory) bool {
-	return slices.ContainsFunc(t.Group.Reward,
-		func(r schemas.RewardSpec) bool { return scorer.NewGroup(r.Name) != nil })
-}
+func needsGroup(t *schemas.Trajectory) bool { return slices.ContainsFunc(t.Group.Reward, ratesGroup) }
 
 // due returns when a sample is finished with the scores it has. That is a little before the deadline of its group, so
 // that the group still gets the reward, which says what is missing. Without a limit it is a time far in the future.
@@ -47,9 +50,27 @@ func (s *service) due(t *schemas.Trajectory) time.Time {
 		return deadline.Add(-min(2*time.Second, max(0, deadline.Sub(time.Unix(0, t.Group.Created)))/10))
 	}
 	if needsGroup(t) && !rescored(t) {
-		return time.Unix(0, t.Timings.Finished).Add(s.cfg.GroupWait)
+		due := time.Unix(0, t.Timings.Finished).Add(s.cfg.GroupWait)
+		if slices.ContainsFunc(t.Group.Reward, ratesOutside) {
+			due = due.Add(s.cfg.ScoreTimeout)
+		}
+		return due
 	}
 	return time.Unix(1<<33, 0) // never, and no overflow in differences
+}
+
+// closing returns until when a sample waits for the rest of its group. What is there is rated then: a function of the
+// user's own has the time of one call for that, at most a quarter of the time that the group has.
+func (s *service) closing(t *schemas.Trajectory) time.Time {
+	due := s.due(t)
+	if !slices.ContainsFunc(t.Group.Reward, ratesOutside) {
+		return due
+	}
+	took := s.cfg.ScoreTimeout
+	if t.Group.Deadline > 0 {
+		took = min(took, max(0, due.Sub(time.Unix(0, t.Group.Created)))/4)
+	}
+	return due.Add(-took)
 }
 
 // rescored reports whether a pass scores the stored trajectory again (see Rescore): then no more verdicts or samples
@@ -155,17 +176,18 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 			return delay{}, err
 		}
 	}
-	if due := s.due(t); !known && int64(len(members)) < t.GroupSize && !rescored(t) && time.Now().Before(due) {
+	if closing := s.closing(t); !known && int64(len(members)) < t.GroupSize && !rescored(t) &&
+		time.Now().Before(closing) {
 		g.unlock()
-		return s.waitForOthers(due), nil
+		return s.waitForOthers(closing), nil
 	}
 	if !known {
-		scores, err := s.rateGroup(ctx, t, members)
-		if err != nil {
+		after, err := s.rateGroup(ctx, t, members, g)
+		if err != nil || after > 0 {
 			g.unlock()
-			return delay{}, err
+			return delay{after: after}, err
 		}
-		g.scores, g.last, g.rated = scores, 0, map[int64]uint64{}
+		g.last, g.rated = 0, map[int64]uint64{}
 		for _, x := range members {
 			g.rated[x.SampleIndex], g.last = x.seq, max(g.last, x.seq)
 		}
@@ -222,61 +244,6 @@ func (s *service) validMembers(ctx context.Context, t *schemas.Trajectory, membe
 		}
 		if fault == nil && x.Group.Same(&t.Group) {
 			out = append(out, x)
-		}
-	}
-	return out, nil
-}
-
-// rateGroup calls the functions that rate a group as a whole. It returns the scores of the samples that have media,
-// by sample index and index in Group.Reward. One group is rated at a time. An error means that an image cannot be
-// loaded now: the caller tries again.
-func (s *service) rateGroup(ctx context.Context, t *schemas.Trajectory,
-	members []member,
-) (map[int64]map[int]scored, error) {
-	select {
-	case s.ratingGroup <- struct{}{}:
-		defer func() { <-s.ratingGroup }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	out := map[int64]map[int]scored{}
-	var made []member
-	for _, x := range members {
-		if x.StopReason == schemas.StopCompleted && len(x.Media) > 0 {
-			made = append(made, x)
-			out[x.SampleIndex] = map[int]scored{}
-		}
-	}
-	for i, spec := range t.Group.Reward {
-		rater := scorer.NewGroup(spec.Name)
-		if rater == nil || len(made) == 0 {
-			continue
-		}
-		began := time.Now()
-		var passing error
-		results := rater.ScoreGroup(ctx, len(made), func(k int) (scorer.Input, func(), error) {
-			of := judged(made[k].Trajectory, spec.Track, rater)
-			if of == nil {
-				return scorer.Input{}, nil, noMedium(made[k].Trajectory, spec.Track)
-			}
-			p := &sharedImage{bus: s.bus, memory: s.images, stored: of}
-			im, err := p.hold(ctx, true)
-			if _, bad := errors.AsType[*bus.TerminalError](err); err != nil && !bad &&
-				!errors.Is(err, bus.ErrNotFound) {
-				passing = fmt.Errorf("sample %d: %w", made[k].SampleIndex, err)
-			}
-			return scorer.Input{
-				Media: im.Spaced(scorer.FramesOf(rater)), Prompt: made[k].Prompt, GroundTruth: spec.GroundTruth.Text(),
-				Truth: spec.GroundTruth.Value(), Params: spec.Params,
-			}, p.release, err
-		})
-		if err := cmp.Or(ctx.Err(), passing); err != nil {
-			return nil, err
-		}
-		took := time.Since(began)
-		s.metrics.Seconds.WithLabelValues(spec.Name).Observe(took.Seconds())
-		for k, r := range results[:len(made)] {
-			out[made[k].SampleIndex][i] = scored{r, rater.Version(), took}
 		}
 	}
 	return out, nil

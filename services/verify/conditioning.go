@@ -42,8 +42,8 @@ func (s *sample) checkConditioning(ctx context.Context) error {
 			stored[want.Name] = x
 		}
 	}
-	if len(stored) < len(made) {
-		return nil // the rest is counted or a fault; the tensors that the model makes are used
+	if len(stored) < len(made) || s.conds[0].Recipe != nil {
+		return nil // the rest is counted or a fault; the tensors that the model makes are used, of a recipe none
 	}
 	for k, c := range s.conds {
 		c := *c

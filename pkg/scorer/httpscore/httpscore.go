@@ -16,6 +16,14 @@
 // further fields are ignored. A null, a text, NaN or an infinity instead of a score fails that sample. {"error":
 // "..."}, another number of scores, or anything else fails the request.
 //
+// A request for a whole group, schemas.ScoreRequest, has members in place of samples, and one reply for all of them:
+//
+//	{"v": 1, "name": "rank", "prompt": "a red fox", ..., "group_size": 3,
+//	  "members": [{"sample_index": 0, "image": ..., "image_format": "png"}, {"sample_index": 2, ...}],
+//	  "missing": [{"sample_index": 1, "why": "trajectory failed: no memory"}]}
+//	{"scores": [{"sample_index": 2, "score": 0.5, "detail": "second"}, {"sample_index": 0, "error": "all black"}]}
+//	{"preferences": [{"a": 0, "b": 2, "p": 0.75}]}
+//
 // A request is repeated if there is no connection, no whole reply in time, or a status of 408, 429 or 5xx. If the last
 // retry fails, the error wraps scorer.ErrUnavailable; every other failure is final. Redirects are not followed: they
 // would send the headers to another server.
@@ -48,7 +56,7 @@ import (
 // maxReply bounds a reply in bytes, after decompression.
 const maxReply = 1 << 20
 
-// Scorer is a scorer.BatchScorer. It may be used concurrently.
+// Scorer is a scorer.BatchScorer and a scorer.GroupScorer. It may be used concurrently.
 type Scorer struct {
 	name   string // of the instance
 	cfg    Config
@@ -199,6 +207,33 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 			results[i] = scores[k]
 		}
 	}
+}
+
+// ScoreGroup scores the members of a group by one request, with its retries.
+func (s *Scorer) ScoreGroup(ctx context.Context, g scorer.Group) []scorer.Result {
+	results := wire.Rate(ctx, g, s.name, s.cfg.Image, func(sent wire.Group) (_ map[string]any, err error) {
+		encode := msgpack.Marshal
+		if s.cfg.Format == wire.FormatJSON {
+			encode = json.Marshal
+			if sent.Metadata, err = metadataJSON(sent.Metadata); err != nil {
+				return nil, err
+			}
+		}
+		data, err := encode(sent)
+		if err != nil {
+			return nil, err
+		}
+		if data, err = s.postWithRetries(ctx, data, sent.Trace); err != nil {
+			return nil, err
+		}
+		return s.readMap(data)
+	})
+	for i, r := range results {
+		if r.Err != nil {
+			results[i].Err = fmt.Errorf("%s: %w", s.Name(), r.Err)
+		}
+	}
+	return results
 }
 
 // metadataJSON encodes metadata now, as msgpack may have what JSON has not: that is a fault of its sample alone.
@@ -355,13 +390,9 @@ func retryAfter(value string) time.Duration {
 // readReply returns the results of a reply, one per sample. A reply that is malformed as a whole is an error; a bad
 // score fails its sample.
 func (s *Scorer) readReply(body []byte, samples int) ([]scorer.Result, error) {
-	m, err := wire.Decode(s.cfg.Format, body)
+	m, err := s.readMap(body)
 	if err != nil {
-		return nil, fmt.Errorf("reply is no %s map: %w: %s", s.cfg.Format, err, s.quote(body))
-	}
-	s.hideSecrets(m)
-	if failure := m["error"]; failure != nil && failure != "" {
-		return nil, fmt.Errorf("server: %s", wire.Show(failure))
+		return nil, err
 	}
 	var lists [3][]any
 	for i, key := range []string{"scores", "errors", "details"} {
@@ -386,6 +417,19 @@ func (s *Scorer) readReply(body []byte, samples int) ([]scorer.Result, error) {
 		}
 	}
 	return results, nil
+}
+
+// readMap returns the map of a reply without secrets. One that says an error is an error.
+func (s *Scorer) readMap(body []byte) (map[string]any, error) {
+	m, err := wire.Decode(s.cfg.Format, body)
+	if err != nil {
+		return nil, fmt.Errorf("reply is no %s map: %w: %s", s.cfg.Format, err, s.quote(body))
+	}
+	s.hideSecrets(m)
+	if failure := m["error"]; failure != nil && failure != "" {
+		return nil, fmt.Errorf("server: %s", wire.Show(failure))
+	}
+	return m, nil
 }
 
 // quote returns the start of a reply for an error, without secrets.

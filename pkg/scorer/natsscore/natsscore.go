@@ -4,7 +4,8 @@
 //	mdr.v1.score.NAME    queue group NAME
 //
 // and answers each request, the msgpack map schemas.ScoreRequest, with the msgpack map
-// schemas.ScoreReply: {v: 1, score: 0.27}, or {v: 1, error: "out of memory", retry: true}.
+// schemas.ScoreReply: {v: 1, score: 0.27}, or {v: 1, error: "out of memory", retry: true}. A request for a whole group
+// has members, and its reply their scores, or preferences among them.
 //
 // This is core NATS: the server passes a request to one worker of the group and does not store it, so workers may start
 // and stop at any time. If there is no worker, no answer in time, or a worker says retry, the error wraps
@@ -60,7 +61,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Scorer is a scorer.Detailer. It may be used concurrently.
+// Scorer is a scorer.Detailer and a scorer.GroupScorer. It may be used concurrently.
 type Scorer struct {
 	nc    *nats.Conn
 	name  string // of the instance
@@ -112,43 +113,133 @@ func (s *Scorer) ScoreDetail(ctx context.Context, in scorer.Input) scorer.Result
 	reply, err := s.request(ctx, in)
 	if err == nil {
 		var r scorer.Result
-		if r, err = readReply(reply); err == nil {
+		if r, err = readScore(reply); err == nil {
 			return r
 		}
 	}
 	return scorer.Result{Err: fmt.Errorf("%s: %w", s.Name(), err)}
 }
 
-// request sends a sample to a worker and returns its reply. A request that is larger than the server allows is a
-// final error, a missing answer a temporary one.
+// ScoreGroup scores the members of a group by one request to a worker. Where it is larger than the server allows, its
+// members go into the store, and the request names them.
+func (s *Scorer) ScoreGroup(ctx context.Context, g scorer.Group) []scorer.Result {
+	results := wire.Rate(ctx, g, s.name, s.cfg.Image, func(sent wire.Group) (map[string]any, error) {
+		e, err := s.newRequest(sent.Asked)
+		if err != nil {
+			return nil, err
+		}
+		e.GroupSize = sent.GroupSize
+		for _, m := range sent.Members {
+			e.Members = append(e.Members,
+				schemas.ScoreMember{SampleIndex: m.SampleIndex, ScoreSample: newSample(m.Seen)})
+		}
+		for _, m := range sent.Missing {
+			e.Missing = append(e.Missing, schemas.ScoreMissing{SampleIndex: m.Index, Why: m.Why})
+		}
+		data, err := schemas.Encode(e)
+		large := errors.Is(err, schemas.ErrTooLarge) || s.nc != nil && int64(len(data)) > s.nc.MaxPayload()
+		if large && g.Store != nil {
+			if err := storeMembers(ctx, g, sent.Members, e); err != nil {
+				return nil, s.unavailable(ctx, err)
+			}
+			data, err = schemas.Encode(e)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("encode request: %w", err)
+		}
+		reply, err := s.send(ctx, data, sent.Trace, fmt.Sprintf("%d samples", len(sent.Members)))
+		if err != nil {
+			return nil, err
+		}
+		return readReply(reply, schemas.MaxGroupReply)
+	})
+	for i, r := range results {
+		if r.Err != nil {
+			results[i].Err = fmt.Errorf("%s: %w", s.Name(), r.Err)
+		}
+	}
+	return results
+}
+
+// storeMembers puts the members of a request into the store, and their names in their place.
+func storeMembers(ctx context.Context, g scorer.Group, members []wire.Member, e *schemas.ScoreRequest) error {
+	for i := range members {
+		data, err := members[i].Encode()
+		digest := ""
+		if err == nil {
+			digest, err = g.Store(ctx, data)
+		}
+		if err != nil {
+			return fmt.Errorf("store sample %d of %d bytes: %w", members[i].SampleIndex, len(data), err)
+		}
+		e.Members[i] = schemas.ScoreMember{
+			SampleIndex: members[i].SampleIndex,
+			Ref:         &schemas.Ref{Bucket: schemas.BlobBucket, Digest: digest, Size: int64(len(data))},
+		}
+	}
+	return nil
+}
+
+// newRequest returns a request without what the worker sees.
+func (s *Scorer) newRequest(of wire.Asked) (*schemas.ScoreRequest, error) {
+	record, _ := of.Metadata.(map[string]any)
+	if len(record) == 0 {
+		record = nil
+	}
+	metadata, err := schemas.MetadataFrom(record)
+	if err != nil {
+		return nil, err
+	}
+	truth, err := schemas.NewTruth(of.GroundTruth)
+	if err != nil {
+		return nil, fmt.Errorf("ground truth: %w", err)
+	}
+	return &schemas.ScoreRequest{
+		Name: s.name, Prompt: of.Prompt, GroundTruth: truth, Params: of.Params, Metadata: metadata,
+	}, nil
+}
+
+// newSample returns what the worker sees of a sample.
+func newSample(of wire.Seen) schemas.ScoreSample {
+	x := schemas.ScoreSample{
+		Image: of.Image, ImageFormat: of.ImageFormat, Frames: of.Frames, Audio: of.Audio, Text: of.Text,
+		Trajectory: of.Trajectory,
+	}
+	for _, c := range of.Conditions {
+		x.Conditions = append(x.Conditions, schemas.ScoreCondition(c))
+	}
+	for _, m := range of.Messages {
+		x.Messages = append(x.Messages, schemas.Message(m))
+	}
+	return x
+}
+
+// request sends a sample to a worker and returns its reply.
 func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	sample, err := wire.NewSample(in, s.cfg.Image)
 	if err != nil {
 		return nil, err
 	}
-	metadata, err := schemas.MetadataFrom(in.Metadata)
+	e, err := s.newRequest(sample.Asked)
 	if err != nil {
 		return nil, err
 	}
-	truth, err := schemas.NewTruth(sample.GroundTruth)
-	if err != nil {
-		return nil, fmt.Errorf("ground truth: %w", err)
-	}
-	e := &schemas.ScoreRequest{
-		Name: s.name, Prompt: sample.Prompt, GroundTruth: truth, Params: sample.Params, Metadata: metadata,
-		Image: sample.Image, ImageFormat: sample.ImageFormat, Frames: sample.Frames, Audio: sample.Audio,
-		Text: sample.Text, Trajectory: sample.Trajectory,
-	}
-	for _, c := range sample.Conditions {
-		e.Conditions = append(e.Conditions, schemas.ScoreCondition(c))
-	}
-	for _, m := range sample.Messages {
-		e.Messages = append(e.Messages, schemas.Message(m))
-	}
+	e.ScoreSample = newSample(sample.Seen)
 	data, err := schemas.Encode(e)
 	if err != nil {
 		return nil, fmt.Errorf("encode request: %w", err)
 	}
+	what := "a conversation"
+	if in.Text == nil {
+		what = fmt.Sprintf("an image of %d, %d frames and %d conditions", len(sample.Image), len(sample.Frames),
+			len(sample.Conditions))
+	}
+	return s.send(ctx, data, in.Trace, what)
+}
+
+// send sends a request with what to a worker and returns its reply. A request that is larger than the server allows is
+// a final error, a missing answer a temporary one.
+func (s *Scorer) send(ctx context.Context, data []byte, trace map[string][]string, what string) ([]byte, error) {
 	if s.nc == nil {
 		return nil, s.unavailable(ctx, errors.New("no connection to a NATS server"))
 	}
@@ -159,19 +250,14 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 		return nil, s.unavailable(ctx, fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err()))
 	}
 	if limit := s.nc.MaxPayload(); limit > 0 && int64(len(data)) > limit {
-		if in.Text != nil {
-			return nil, fmt.Errorf("request of %d bytes with a conversation: the NATS server takes %d; raise its "+
-				"max_payload, or use an http scorer", len(data), limit)
-		}
-		return nil, fmt.Errorf("request of %d bytes with an image of %d, %d frames and %d conditions, as %s: the NATS "+
-			"server takes %d; raise its max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data),
-			len(sample.Image), len(sample.Frames), len(sample.Conditions), s.cfg.Image, limit)
+		return nil, fmt.Errorf("request of %d bytes with %s, images as %s: the NATS server takes %d; raise its "+
+			"max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data), what, s.cfg.Image, limit)
 	}
 	patience := wire.Patience(ctx, s.cfg.Timeout)
 	asked, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	msg, err := s.nc.RequestMsgWithContext(asked, &nats.Msg{
-		Subject: schemas.ScoreSubject(s.name), Header: in.Trace, Data: data,
+		Subject: schemas.ScoreSubject(s.name), Header: trace, Data: data,
 	})
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
@@ -192,32 +278,41 @@ func (s *Scorer) unavailable(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", scorer.ErrUnavailable, err)
 }
 
-// readReply returns the score in a reply. A malformed reply is a final error; an error that a worker reports is
-// temporary if it says retry.
-func readReply(data []byte) (scorer.Result, error) {
-	if len(data) > schemas.MaxScoreReply {
-		return scorer.Result{}, fmt.Errorf("reply of %d bytes; must be at most %d", len(data), schemas.MaxScoreReply)
+// readReply returns a reply of at most some bytes. A malformed reply is a final error; an error that a worker reports
+// is temporary if it says retry.
+func readReply(data []byte, most int) (map[string]any, error) {
+	if len(data) > most {
+		return nil, fmt.Errorf("reply of %d bytes; must be at most %d", len(data), most)
 	}
 	m, err := wire.Decode(wire.FormatMsgpack, data)
 	if err != nil {
-		return scorer.Result{}, fmt.Errorf("reply is no msgpack map: %w: %s", err, wire.Quote(string(data)))
+		return nil, fmt.Errorf("reply is no msgpack map: %w: %s", err, wire.Quote(string(data)))
 	}
 	if v, err := wire.Number(m["v"]); err != nil || v != wire.Version {
-		return scorer.Result{}, fmt.Errorf("reply: v: %s; must be %d", wire.Show(m["v"]), wire.Version)
+		return nil, fmt.Errorf("reply: v: %s; must be %d", wire.Show(m["v"]), wire.Version)
 	}
 	failure, err := wire.Text(m, "error")
 	if err != nil {
-		return scorer.Result{}, fmt.Errorf("reply: %w", err)
+		return nil, fmt.Errorf("reply: %w", err)
 	}
 	if failure != "" {
 		retry, ok := m["retry"].(bool)
 		switch {
 		case m["retry"] != nil && !ok:
-			return scorer.Result{}, fmt.Errorf("reply: retry: %s; must be true or false", wire.Show(m["retry"]))
+			return nil, fmt.Errorf("reply: retry: %s; must be true or false", wire.Show(m["retry"]))
 		case retry:
-			return scorer.Result{}, fmt.Errorf("%w: worker: %s", scorer.ErrUnavailable, wire.Quote(failure))
+			return nil, fmt.Errorf("%w: worker: %s", scorer.ErrUnavailable, wire.Quote(failure))
 		}
-		return scorer.Result{}, fmt.Errorf("worker: %s", wire.Quote(failure))
+		return nil, fmt.Errorf("worker: %s", wire.Quote(failure))
+	}
+	return m, nil
+}
+
+// readScore returns the score in a reply to one sample.
+func readScore(data []byte) (scorer.Result, error) {
+	m, err := readReply(data, schemas.MaxScoreReply)
+	if err != nil {
+		return scorer.Result{}, err
 	}
 	score, there := m["score"]
 	if !there {

@@ -3,6 +3,7 @@ package natsscore_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"image"
@@ -253,6 +254,60 @@ func TestScorer_TooLarge(t *testing.T) {
 	cfg.Image = "jpeg"
 	if _, err := open(t, asks, cfg).Score(t.Context(), in); err != nil {
 		t.Errorf("as JPEG: %v", err)
+	}
+}
+
+// The members of a group that no message holds go into the store, each as the map that it would be in the request. A
+// group of more files than one may have, and one without a store, is refused with sizes.
+func TestScoreGroup_Large(t *testing.T) {
+	asks, answers := connect(t, natsd.Options{MaxPayload: 96 << 10})
+	stored := map[string][]byte{}
+	work(t, answers, func(m *nats.Msg) {
+		var r schemas.ScoreRequest
+		if err := schemas.DecodeValid(m.Data, &r); err != nil || len(r.Members) != 2 || r.Prompt != "a fox" {
+			t.Errorf("request %+v: %v", r, err)
+		}
+		scores := []any{}
+		for _, x := range r.Members {
+			data := stored[x.Ref.Digest]
+			if int64(len(data)) != x.Ref.Size || len(x.Image) > 0 {
+				t.Errorf("member %+v; stored are %d bytes", x, len(data))
+			}
+			var member map[string]any
+			if err := msgpack.Unmarshal(data, &member); err != nil || len(member["image"].([]byte)) < 96<<10 {
+				t.Errorf("stored %v: %v", len(data), err)
+			}
+			scores = append(scores, map[string]any{"sample_index": member["sample_index"], "score": x.SampleIndex})
+		}
+		respond(t, m, pack(t, "v", 1, "scores", scores))
+	})
+	g := scorer.Group{Size: 4, Members: []int64{1, 3}}
+	g.Sample = func(context.Context, int) (scorer.Input, func(), error) { return input(200, 200), func() {}, nil }
+	s := open(t, asks, config())
+	for _, r := range s.ScoreGroup(t.Context(), g) {
+		if r.Err == nil || !strings.Contains(r.Err.Error(), "with 2 samples") {
+			t.Errorf("without a store: %+v", r)
+		}
+	}
+	g.Store = func(_ context.Context, data []byte) (string, error) {
+		digest := fmt.Sprintf("%x", sha256.Sum256(data))
+		stored[digest] = data
+		return digest, nil
+	}
+	for i, r := range s.ScoreGroup(t.Context(), g) {
+		if r.Err != nil || r.Value != float64(g.Members[i]) {
+			t.Errorf("member %d: %+v", i, r)
+		}
+	}
+	g.Members = make([]int64, 40)
+	for i := range g.Members {
+		g.Members[i] = int64(i)
+	}
+	big := input(768, 768)
+	g.Sample = func(context.Context, int) (scorer.Input, func(), error) { return big, func() {}, nil }
+	r := s.ScoreGroup(t.Context(), g)[39]
+	if r.Err == nil || !strings.Contains(r.Err.Error(), "more than 64 MiB as png") {
+		t.Errorf("40 large images: %+v", r)
 	}
 }
 

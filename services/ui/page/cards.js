@@ -18,6 +18,7 @@ export const scores = (list, reward) =>
           "span",
           {},
           s.name,
+          s.members && h("div", { class: "read" }, `among ${plural(s.members, "sample")} of the group`),
           s.detail && h("div", { class: "read" }, "read: ", h("q", {}, s.detail)),
         ),
         h(

@@ -810,6 +810,18 @@ export interface Member {
   stages?: StageResult[] | null;
 }
 
+/** MemberScore is the score of one member of a group. */
+export interface MemberScore {
+  /** place of the sample in its group, from 0 */
+  sample_index: number;
+  /** score is there unless error is: a finite number. */
+  score?: number | null;
+  /** detail may describe what the function saw. */
+  detail?: string | null;
+  /** why there is no result, for people */
+  error?: string | null;
+}
+
 /** Message is one message of a conversation. */
 export interface Message {
   /** role is the author of the message: system, user or assistant. */
@@ -1028,6 +1040,16 @@ export interface Prediction {
   tensor?: Tensor | null;
 }
 
+/** Preference is one comparison of two members of a group. */
+export interface Preference {
+  /** a and b are sample indexes. */
+  a: number;
+  /** a and b are sample indexes. */
+  b: number;
+  /** p is how sure the judge is that a is better than b: 0 to 1, half if neither is. */
+  p: number;
+}
+
 /** Presence says that a service runs now, with its abilities. Each instance renews its own in the key-value bucket mdr-presence, from where it goes when it is not renewed: what is there is alive. */
 export interface Presence {
   /** schema version of the event's type */
@@ -1210,6 +1232,44 @@ export interface Prune {
   log_prob_below?: number | null;
   /** log_prob_above prunes those with one above this. */
   log_prob_above?: number | null;
+}
+
+/** RatedMember is what a Rating says of one sample. */
+export interface RatedMember {
+  /** place of the sample in its group, from 0 */
+  sample_index: number;
+  /** trajectory_seq is the MDR_TRAJECTORIES sequence of the sample that was rated. */
+  trajectory_seq: Integer;
+  /** value is the score before its weight; null: error says why there is none. */
+  value: number | null;
+  /** value is the score before its weight; null: error says why there is none. */
+  error?: string | null;
+  /** detail is what the function said of the sample, for people. */
+  detail?: string | null;
+}
+
+/** Rating is what a reward function outside this process said of a whole group. It is stored before any reward that it is part of, once: however often the group is looked at again, all its samples have scores of one answer. */
+export interface Rating {
+  /** schema version of the event's type */
+  v: 1;
+  /** name of the run that the event belongs to */
+  run: string;
+  /** group key: all samples of one prompt have it, unique in the run */
+  uid: string;
+  /** function is the place of the reward function in the group's list, from 0; name and version are the function's. */
+  function: number;
+  /** function is the place of the reward function in the group's list, from 0; name and version are the function's. */
+  name: string;
+  /** function is the place of the reward function in the group's list, from 0; name and version are the function's. */
+  version: string;
+  /** group_size is how many samples the prompt asked for, members those that the function was asked about. */
+  group_size: number;
+  /** group_size is how many samples the prompt asked for, members those that the function was asked about. */
+  members: RatedMember[] | null;
+  /** duration_ns is the wall time of the call in nanoseconds. */
+  duration_ns: Integer;
+  /** at is when it was answered, Unix nanoseconds. */
+  at: Integer;
 }
 
 /** Receipt is intake's answer to a client that asked for one by the header Mdr-Reply. It is a core NATS message, not stored: the durable evidence is in MDR_REQUESTS or MDR_DEAD. */
@@ -1450,6 +1510,8 @@ export interface RewardSpec {
   track?: string | null;
   /** stage is the stage of the sample that it judges, in the newest round. A sample that ended before has no score. Default: the newest output that the function takes. */
   stage?: string | null;
+  /** group_min has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is the fewest samples that it is asked about: in a group that has fewer to show, the score fails. Default: each sample is rated by itself. */
+  group_min?: number | null;
   /** ground_truth is the right answer, for scorers that compare: a text, or any value of JSON. */
   ground_truth?: unknown | null;
   /** params are options of the function by name, such as psm of ocr; one that it does not have is refused. */
@@ -1798,6 +1860,8 @@ export interface Score {
   duration_ns: Integer;
   /** detail is what the function saw, for people: the text that was read. */
   detail?: string | null;
+  /** members is how many samples of the group the function compared: the score depends on all of them. Absent: it rated this one by itself. */
+  members?: number | null;
   /** exact says of a function that recognizes the text in images whether it found the target and nothing else, white space and case aside; absent: another function, or it failed. */
   exact?: boolean | null;
 }
@@ -1812,7 +1876,39 @@ export interface ScoreCondition {
   file: Uint8Array | null;
 }
 
-/** ScoreReply is a worker's answer, at most MaxScoreReply bytes. */
+/** ScoreMember is a sample of a group that a function rates. */
+export interface ScoreMember {
+  /** place of the sample in its group, from 0 */
+  sample_index: number;
+  /** image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty. */
+  image: Uint8Array | null;
+  /** image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty. */
+  image_format: "png" | "jpeg" | "";
+  /** frames are files of image_format, in order: the frames of a video, where the function's settings ask for several. image is the one in the middle. */
+  frames?: Uint8Array[] | null;
+  /** conditions are the files that the network was given besides the prompt, as they are stored, sorted by name. */
+  conditions?: ScoreCondition[] | null;
+  /** audio is a WAV file of 32-bit floats, where the function judges a sound: image is empty then. */
+  audio?: Uint8Array | null;
+  /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
+  text?: string | null;
+  /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
+  messages?: Message[] | null;
+  /** trajectory is the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits. */
+  trajectory?: string | null;
+  /** ref is a blob with this map, where the request would not fit into a message; the map here has nothing else then. */
+  ref?: Ref | null;
+}
+
+/** ScoreMissing is a sample of a group that a function does not see. */
+export interface ScoreMissing {
+  /** place of the sample in its group, from 0 */
+  sample_index: number;
+  /** why says what became of it: it failed, was pruned, or did not come in time. */
+  why: string;
+}
+
+/** ScoreReply is a worker's answer, at most MaxScoreReply bytes; to a group it has Scores or Preferences, in at most MaxGroupReply bytes. */
 export interface ScoreReply {
   /** schema version of the event's type */
   v: 1;
@@ -1824,9 +1920,13 @@ export interface ScoreReply {
   error?: string | null;
   /** error says why there is no score; with retry it may pass, and the sample is asked for again. */
   retry?: boolean | null;
+  /** scores are those of the members of a group, in any order: one for each. */
+  scores?: MemberScore[] | null;
+  /** preferences compare members two by two, instead of scores. The score of a member is then its win rate: the mean, over the comparisons that name it, of how sure the judge is that it is the better one. */
+  preferences?: Preference[] | null;
 }
 
-/** ScoreRequest is one sample for a worker of the reward function nats:NAME: a core NATS request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored. */
+/** ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored. A server of http:NAME gets the same map for a group. */
 export interface ScoreRequest {
   /** schema version of the event's type */
   v: 1;
@@ -1840,6 +1940,32 @@ export interface ScoreRequest {
   params: Record<string, string>;
   /** metadata is the prompt's: the record that it came with. */
   metadata?: Record<string, unknown> | null;
+  /** image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty. */
+  image: Uint8Array | null;
+  /** image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty. */
+  image_format: "png" | "jpeg" | "";
+  /** frames are files of image_format, in order: the frames of a video, where the function's settings ask for several. image is the one in the middle. */
+  frames?: Uint8Array[] | null;
+  /** conditions are the files that the network was given besides the prompt, as they are stored, sorted by name. */
+  conditions?: ScoreCondition[] | null;
+  /** audio is a WAV file of 32-bit floats, where the function judges a sound: image is empty then. */
+  audio?: Uint8Array | null;
+  /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
+  text?: string | null;
+  /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
+  messages?: Message[] | null;
+  /** trajectory is the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits. */
+  trajectory?: string | null;
+  /** group_size is how many samples the prompt asked for, where the function rates whole groups (RewardSpec.GroupMin). */
+  group_size?: number | null;
+  /** members are the samples that the function is asked about, by sample_index. */
+  members?: ScoreMember[] | null;
+  /** missing are the other samples of the group, which the function does not see. */
+  missing?: ScoreMissing[] | null;
+}
+
+/** ScoreSample is what a reward function sees of a sample. */
+export interface ScoreSample {
   /** image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty. */
   image: Uint8Array | null;
   /** image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty. */
@@ -2704,6 +2830,8 @@ export interface Events {
   trajectory: Trajectory;
   /** a reward from outside of one sample */
   verdict: Verdict;
+  /** what a reward function of one's own said of a whole group */
+  rating: Rating;
   /** the score of one sample as it is published; the stream stores it on the subject of the channel reward */
   reward_published: Reward;
   /** the score of one sample */
@@ -2724,7 +2852,7 @@ export interface Events {
   parked: Request;
   /** input that was refused, and why */
   dead: Dead;
-  /** one sample for a worker of the reward function nats:NAME, queue group NAME */
+  /** one sample, or a whole group, for a worker of the reward function nats:NAME, queue group NAME */
   score: ScoreRequest;
   /** one answer of a model for a worker of the interaction, queue group NAME */
   interact: InteractRequest;
@@ -2746,6 +2874,7 @@ export const subjects = {
   tokens: (run: Token, uid: Token, sample: Token, stage: Token, attempt: Token, n: Token) => `mdr.v1.tokens.${run}.${uid}.${sample}.${stage}.${attempt}.${n}`,
   trajectory: (run: Token, uid: Token, sample: Token, stage: Token) => `mdr.v1.trajectory.${run}.${uid}.${sample}.${stage}`,
   verdict: (run: Token, uid: Token, sample: Token, name: Token) => `mdr.v1.verdict.${run}.${uid}.${sample}.${name}`,
+  rating: (run: Token, uid: Token, function: Token) => `mdr.v1.rating.${run}.${uid}.${function}`,
   reward_published: (run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${run}.${batch}.${uid}.${sample}`,
   reward: (partition: Token, run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${partition}.${run}.${batch}.${uid}.${sample}`,
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
@@ -2772,6 +2901,7 @@ export const filters = {
   tokens: (run: Token) => `mdr.v1.tokens.${run}.*.*.*.*.*`,
   trajectory: (run: Token) => `mdr.v1.trajectory.${run}.*.*.*`,
   verdict: (run: Token) => `mdr.v1.verdict.${run}.*.*.*`,
+  rating: (run: Token) => `mdr.v1.rating.${run}.*.*`,
   reward: (run: Token) => `mdr.v1.reward.*.${run}.*.*.*`,
   advantage: (run: Token) => `mdr.v1.advantage.${run}.*`,
   batch: (run: Token) => `mdr.v1.batch.${run}.*`,
@@ -2791,6 +2921,7 @@ export const streams = {
   tokens: "MDR_STEPS",
   trajectory: "MDR_TRAJECTORIES",
   verdict: "MDR_VERDICTS",
+  rating: "MDR_VERDICTS",
   reward: "MDR_REWARDS",
   advantage: "MDR_ADVANTAGES",
   batch: "MDR_ADVANTAGES",
@@ -2840,6 +2971,7 @@ export const structs: Record<string, Record<string, string>> = {
   Making: {"run":"str","sample_index":"int","uid":"str"},
   Medium: {"channels":"int?","data":"bytes?","digest":"str","format":"str","fps":"number?","frames":"int?","height":"int?","kind":"str","rate":"int?","ref":"Ref?","samples":"int?","track":"str?","width":"int?"},
   Member: {"advantage":"number?","error":"str?","reward":"number?","sample_index":"int","stages":"[StageResult]?","status":"str","step_advantages":"[number]?","tokens":"int?","trajectory_seq":"int"},
+  MemberScore: {"detail":"str?","error":"str?","sample_index":"int","score":"number?"},
   Message: {"content":"str","role":"str"},
   Metric: {"name":"str","value":"number"},
   MissingReward: {"name":"str","reason":"str"},
@@ -2852,11 +2984,14 @@ export const structs: Record<string, Record<string, string>> = {
   Policy: {"adapter":"PolicyAdapter?","announced":"int","base_digest":"str?","boundary_ratio":"number?","by":"str?","conditioning_bytes":"int?","conditioning_token_bytes":"int?","engine":"Engine?","engine_mix":"bool?","epoch":"int?","family":"str","fps":"number?","frames":"int?","frames_per_token":"int?","grid":"str?","guidance":"number?","height":"int","lane":"str","latent_channels":"int","latents_dtype":"str?","max_frames":"int?","max_pixels":"int","model":"str","modules":"Ref?","mu":"str?","mu_constant":"number?","negative_prompt":"str?","note":"str?","num_inference_steps":"int","parent":"int?","pipeline":"bytes?","pixels_per_token":"int","policy_version":"int","prompts":"int?","reward":"[str]?","rollback":"int?","rule":"str?","scheduler_config":"bytes","source":"str?","tenant":"str","tensors":"Ref?","text":"TextPolicy?","true_cfg_scale":"number","v":"int","weights":"[WeightsFile]?","weights_digest":"str","width":"int"},
   PolicyAdapter: {"config":"bytes","file":"Ref","scale":"number","source":"str?"},
   Prediction: {"digest":"str","tensor":"Tensor?"},
+  Preference: {"a":"int","b":"int","p":"number"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
   Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
+  RatedMember: {"detail":"str?","error":"str?","sample_index":"int","trajectory_seq":"int","value":"number?"},
+  Rating: {"at":"int","duration_ns":"int","function":"int","group_size":"int","members":"[RatedMember]","name":"str","run":"str","uid":"str","v":"int","version":"str"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},
   Ref: {"bucket":"str","digest":"str","size":"int"},
   Refill: {"root":"str","round":"int"},
@@ -2864,7 +2999,7 @@ export const structs: Record<string, Record<string, string>> = {
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
   Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
   Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","stages":"[StageScored]?","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
-  RewardSpec: {"ground_truth":"any??","name":"str","params":"map?","required":"bool?","stage":"str?","track":"str?","weight":"number?"},
+  RewardSpec: {"ground_truth":"any??","group_min":"int?","name":"str","params":"map?","required":"bool?","stage":"str?","track":"str?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
   RollSettings: {"compat":"str","decode":"bool?","order":"int","prediction":"str","reflexflow":"ReflexFlow?","sampler":"str","timesteps":"int"},
   Rolled: {"a":"number","biased":"Prediction?","clean":"Prediction?","drift":"number?","forwards":"int","latents":"Tensor","noised":"Medium?","reflexflow":"ReflexTerms?","teacher":"Medium?","teacher_digest":"str","timestep":"number","u":"number"},
@@ -2878,10 +3013,13 @@ export const structs: Record<string, Record<string, string>> = {
   Sampling: {"arguments":"map?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},
   ScheduledSample: {"plan_digest":"str","roll":"Roll","settings":"RollSettings"},
   ScheduledSampling: {"base_timesteps":"[number]","compat":"str?","decode":"bool?","max_step_offset":"int?","order":"int?","probability":"number?","ramp":"ProbabilityRamp?","reflexflow":"ReflexFlow?","sampler":"str?","seed":"int?","strategy":"str?","timesteps":"int?","train_step":"int?"},
-  Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","name":"str","stage":"str?","status":"str","value":"number?","version":"str","weight":"number"},
+  Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","members":"int?","name":"str","stage":"str?","status":"str","value":"number?","version":"str","weight":"number"},
   ScoreCondition: {"file":"bytes","name":"str","type":"str"},
-  ScoreReply: {"detail":"str?","error":"str?","retry":"bool?","score":"number?","v":"int"},
-  ScoreRequest: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","image":"bytes","image_format":"str","messages":"[Message]?","metadata":"map?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},
+  ScoreMember: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","image":"bytes","image_format":"str","messages":"[Message]?","ref":"Ref?","sample_index":"int","text":"str?","trajectory":"str?"},
+  ScoreMissing: {"sample_index":"int","why":"str"},
+  ScoreReply: {"detail":"str?","error":"str?","preferences":"[Preference]?","retry":"bool?","score":"number?","scores":"[MemberScore]?","v":"int"},
+  ScoreRequest: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","group_size":"int?","image":"bytes","image_format":"str","members":"[ScoreMember]?","messages":"[Message]?","metadata":"map?","missing":"[ScoreMissing]?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},
+  ScoreSample: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","image":"bytes","image_format":"str","messages":"[Message]?","text":"str?","trajectory":"str?"},
   SegmentData: {"group_digest":"str?","image":"Ref?","latents":"Tensor?"},
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},

@@ -38,12 +38,22 @@ const maxQuote = 200
 
 // Sample is one image or text in a request, with its prompt.
 type Sample struct {
+	Asked
+	Seen
+}
+
+// Asked is what a sample was made for.
+type Asked struct {
 	Prompt string `json:"prompt" msgpack:"prompt"`
 	// GroundTruth is a text, or another value of JSON.
 	GroundTruth any               `json:"ground_truth" msgpack:"ground_truth"`
 	Params      map[string]string `json:"params" msgpack:"params"`
 	// Metadata is the record that the prompt came with, a map.
 	Metadata any `json:"metadata" msgpack:"metadata"`
+}
+
+// Seen is what a scorer sees of a sample.
+type Seen struct {
 	// Image is a file of ImageFormat: base64 in JSON, a byte string in msgpack. Both are absent for a text.
 	Image       []byte `json:"image,omitempty" msgpack:"image,omitempty"`
 	ImageFormat string `json:"image_format,omitempty" msgpack:"image_format,omitempty"`
@@ -63,7 +73,7 @@ type Sample struct {
 // NewSample encodes a text, or an image as RGB in a format; transparent pixels are blended over black. Of a video the
 // image is the frame in the middle, beside all frames.
 func NewSample(in scorer.Input, format string) (Sample, error) {
-	s := Sample{Prompt: in.Prompt, GroundTruth: in.GroundTruth, Params: in.Params, Metadata: in.Metadata}
+	s := Sample{Asked: Asked{in.Prompt, in.GroundTruth, in.Params, in.Metadata}}
 	if in.Params == nil {
 		s.Params = map[string]string{} // an empty map, never null: one case less for servers
 	}
@@ -209,7 +219,8 @@ func Text(m map[string]any, key string) (string, error) {
 	}
 }
 
-// List returns an optional list field with one item per sample; nil if it is absent, null or empty.
+// List returns an optional list field with one item per sample, of any length where samples is negative; nil if it is
+// absent, null or empty.
 func List(m map[string]any, key string, samples int) ([]any, error) {
 	switch v := m[key].(type) {
 	case nil:
@@ -218,7 +229,7 @@ func List(m map[string]any, key string, samples int) ([]any, error) {
 		if len(v) == 0 {
 			return nil, nil
 		}
-		if len(v) != samples {
+		if samples >= 0 && len(v) != samples {
 			return nil, fmt.Errorf("%s: %d items for %d samples", key, len(v), samples)
 		}
 		return v, nil

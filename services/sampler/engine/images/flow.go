@@ -134,10 +134,12 @@ func (e *flowEngine) Start(ctx context.Context, req *schemas.Request, from *sche
 // evaluated encodes the prompts of a sample with n elements. One that is too long is a terminal error.
 func (e *flowEngine) evaluated(ctx context.Context, req *schemas.Request, n int) (p evaluated, err error) {
 	conds, err := Encode(ctx, e.model, &req.Sampling, e.files)
-	if errors.Is(err, model.ErrPrompt) {
+	switch whole := e.model.Card().Pipeline != nil; {
+	case errors.Is(err, model.ErrPrompt) && whole: // it refuses more than long texts, and says what
+		return p, engine.Invalid("%w", err)
+	case errors.Is(err, model.ErrPrompt):
 		return p, engine.Invalid("%w; shorten it, or set truncate_prompt to have it cut", err)
-	}
-	if errors.Is(err, ErrCondition) {
+	case errors.Is(err, ErrCondition):
 		return p, bus.Terminal(schemas.CodeInvalid, err)
 	}
 	if err != nil {

@@ -1585,6 +1585,25 @@ class Member(TypedDict):
     """the stages that ran for the sample, in order; absent without stages (list of map)."""
 
 
+class MemberScore(TypedDict):
+    """MemberScore is the score of one member of a group.
+
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    score: there unless error is: a finite number (number).
+    detail: may describe what the function saw (text, 0 to 65536 bytes).
+    error: why there is no result, for people (text, 0 to 65536 bytes).
+    """
+
+    sample_index: int
+    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    score: NotRequired[float | None]
+    """there unless error is: a finite number (number)."""
+    detail: NotRequired[str | None]
+    """may describe what the function saw (text, 0 to 65536 bytes)."""
+    error: NotRequired[str | None]
+    """why there is no result, for people (text, 0 to 65536 bytes)."""
+
+
 class Message(TypedDict):
     """Message is one message of a conversation.
 
@@ -2011,6 +2030,22 @@ class Prediction(TypedDict):
     """there where the prompt asked for it (map)."""
 
 
+class Preference(TypedDict):
+    """Preference is one comparison of two members of a group.
+
+    a: and b are sample indexes (integer 0 to 1023).
+    b: a and b are sample indexes (integer 0 to 1023).
+    p: how sure the judge is that a is better than b: 0 to 1, half if neither is (number 0 to 1).
+    """
+
+    a: int
+    """and b are sample indexes (integer 0 to 1023)."""
+    b: int
+    """a and b are sample indexes (integer 0 to 1023)."""
+    p: float
+    """how sure the judge is that a is better than b: 0 to 1, half if neither is (number 0 to 1)."""
+
+
 class Presence(TypedDict):
     """Presence says that a service runs now, with its abilities. Each instance renews its own in the key-value
     bucket mdr-presence, from where it goes when it is not renewed: what is there is alive.
@@ -2398,6 +2433,78 @@ class Prune(TypedDict):
     """prunes samples whose stochastic steps so far have a mean log-prob below this (number)."""
     log_prob_above: NotRequired[float | None]
     """prunes those with one above this (number)."""
+
+
+class RatedMember(TypedDict):
+    """RatedMember is what a Rating says of one sample.
+
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    trajectory_seq: the MDR_TRAJECTORIES sequence of the sample that was rated (integer).
+    value: the score before its weight; null: error says why there is none (number
+        -1000000000000000000000000000000 to 1000000000000000000000000000000).
+    error: value is the score before its weight; null: error says why there is none (text, 0 to 4096 bytes).
+    detail: what the function said of the sample, for people (text, 0 to 256 bytes).
+    """
+
+    sample_index: int
+    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    trajectory_seq: int
+    """the MDR_TRAJECTORIES sequence of the sample that was rated (integer)."""
+    value: float | None
+    """the score before its weight; null: error says why there is none (number -1000000000000000000000000000000 to
+    1000000000000000000000000000000)."""
+    error: NotRequired[str | None]
+    """value is the score before its weight; null: error says why there is none (text, 0 to 4096 bytes)."""
+    detail: NotRequired[str | None]
+    """what the function said of the sample, for people (text, 0 to 256 bytes)."""
+
+
+class Rating(TypedDict):
+    """Rating is what a reward function outside this process said of a whole group. It is stored before any reward
+    that it is part of, once: however often the group is looked at again, all its samples have scores of one
+    answer.
+
+    v: schema version of the event's type (integer).
+    run: name of the run that the event belongs to (token).
+    uid: group key: all samples of one prompt have it, unique in the run (token).
+    function: the place of the reward function in the group's list, from 0; name and version are the
+        function's (integer 0 to 15).
+    name: function is the place of the reward function in the group's list, from 0; name and version are the
+        function's (reward name).
+    version: function is the place of the reward function in the group's list, from 0; name and version are
+        the function's (text, 0 to 256 bytes).
+    group_size: how many samples the prompt asked for, members those that the function was asked about
+        (integer 1 to 1024).
+    members: group_size is how many samples the prompt asked for, members those that the function was asked
+        about (list of map).
+    duration_ns: the wall time of the call in nanoseconds (integer ≥ 0).
+    at: when it was answered, Unix nanoseconds (integer ≥ 0).
+    """
+
+    v: int
+    """schema version of the event's type (integer)."""
+    run: str
+    """name of the run that the event belongs to (token)."""
+    uid: str
+    """group key: all samples of one prompt have it, unique in the run (token)."""
+    function: int
+    """the place of the reward function in the group's list, from 0; name and version are the function's (integer 0
+    to 15)."""
+    name: str
+    """function is the place of the reward function in the group's list, from 0; name and version are the function's
+    (reward name)."""
+    version: str
+    """function is the place of the reward function in the group's list, from 0; name and version are the function's
+    (text, 0 to 256 bytes)."""
+    group_size: int
+    """how many samples the prompt asked for, members those that the function was asked about (integer 1 to 1024)."""
+    members: list[RatedMember]
+    """group_size is how many samples the prompt asked for, members those that the function was asked about (list of
+    map)."""
+    duration_ns: int
+    """the wall time of the call in nanoseconds (integer ≥ 0)."""
+    at: int
+    """when it was answered, Unix nanoseconds (integer ≥ 0)."""
 
 
 class Receipt(TypedDict):
@@ -2813,6 +2920,9 @@ class RewardSpec(TypedDict):
         (token). Default: what the function is for.
     stage: the stage of the sample that it judges, in the newest round. A sample that ended before has no
         score (token). Default: the newest output that the function takes.
+    group_min: has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is
+        the fewest samples that it is asked about: in a group that has fewer to show, the score fails
+        (integer 0 to 1024). Default: each sample is rated by itself.
     ground_truth: the right answer, for scorers that compare: a text, or any value of JSON (any value of
         JSON).
     params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -2833,6 +2943,10 @@ class RewardSpec(TypedDict):
     stage: NotRequired[str | None]
     """the stage of the sample that it judges, in the newest round. A sample that ended before has no score (token).
     Default: the newest output that the function takes."""
+    group_min: NotRequired[int | None]
+    """has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is the fewest
+    samples that it is asked about: in a group that has fewer to show, the score fails (integer 0 to 1024).
+    Default: each sample is rated by itself."""
     ground_truth: NotRequired[Any | None]
     """the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON)."""
     params: NotRequired[dict[str, str] | None]
@@ -3507,6 +3621,8 @@ class Score(TypedDict):
     error: why there is no result, for people (text, 0 to 4096 bytes).
     duration_ns: the wall time of the call in nanoseconds (integer ≥ 0).
     detail: what the function saw, for people: the text that was read (text, 0 to 256 bytes).
+    members: how many samples of the group the function compared: the score depends on all of them. Absent:
+        it rated this one by itself (integer 0 to 1024).
     exact: says of a function that recognizes the text in images whether it found the target and nothing
         else, white space and case aside; absent: another function, or it failed (true or false).
     """
@@ -3530,6 +3646,9 @@ class Score(TypedDict):
     """the wall time of the call in nanoseconds (integer ≥ 0)."""
     detail: NotRequired[str | None]
     """what the function saw, for people: the text that was read (text, 0 to 256 bytes)."""
+    members: NotRequired[int | None]
+    """how many samples of the group the function compared: the score depends on all of them. Absent: it rated this
+    one by itself (integer 0 to 1024)."""
     exact: NotRequired[bool | None]
     """says of a function that recognizes the text in images whether it found the target and nothing else, white
     space and case aside; absent: another function, or it failed (true or false)."""
@@ -3551,8 +3670,71 @@ class ScoreCondition(TypedDict):
     """a PNG, of a video an animated one (bytes)."""
 
 
+class ScoreMember(TypedDict):
+    """ScoreMember is a sample of a group that a function rates.
+
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    image: a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty (bytes).
+    image_format: image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are
+        empty (png, jpeg).
+    frames: files of image_format, in order: the frames of a video, where the function's settings ask for
+        several. image is the one in the middle (list of bytes).
+    conditions: the files that the network was given besides the prompt, as they are stored, sorted by name
+        (list of map).
+    audio: a WAV file of 32-bit floats, where the function judges a sound: image is empty then (bytes).
+    text: an answer of a language model, messages the conversation that it is to. Of an image both are absent
+        (text, 0 to 524288 bytes).
+    messages: text is an answer of a language model, messages the conversation that it is to. Of an image
+        both are absent (list of map).
+    trajectory: the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits
+        (text, 0 to 1024 bytes).
+    ref: a blob with this map, where the request would not fit into a message; the map here has nothing else
+        then (map).
+    """
+
+    sample_index: int
+    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    image: bytes
+    """a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty (bytes)."""
+    image_format: Literal["png", "jpeg", ""]
+    """image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty (png, jpeg)."""
+    frames: NotRequired[list[bytes] | None]
+    """files of image_format, in order: the frames of a video, where the function's settings ask for several. image
+    is the one in the middle (list of bytes)."""
+    conditions: NotRequired[list[ScoreCondition] | None]
+    """the files that the network was given besides the prompt, as they are stored, sorted by name (list of map)."""
+    audio: NotRequired[bytes | None]
+    """a WAV file of 32-bit floats, where the function judges a sound: image is empty then (bytes)."""
+    text: NotRequired[str | None]
+    """an answer of a language model, messages the conversation that it is to. Of an image both are absent (text, 0
+    to 524288 bytes)."""
+    messages: NotRequired[list[Message] | None]
+    """text is an answer of a language model, messages the conversation that it is to. Of an image both are absent
+    (list of map)."""
+    trajectory: NotRequired[str | None]
+    """the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits (text, 0 to 1024
+    bytes)."""
+    ref: NotRequired[Ref | None]
+    """a blob with this map, where the request would not fit into a message; the map here has nothing else then
+    (map)."""
+
+
+class ScoreMissing(TypedDict):
+    """ScoreMissing is a sample of a group that a function does not see.
+
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    why: says what became of it: it failed, was pruned, or did not come in time (text, 1 to 4096 bytes).
+    """
+
+    sample_index: int
+    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    why: str
+    """says what became of it: it failed, was pruned, or did not come in time (text, 1 to 4096 bytes)."""
+
+
 class ScoreReply(TypedDict):
-    """ScoreReply is a worker's answer, at most MaxScoreReply bytes.
+    """ScoreReply is a worker's answer, at most MaxScoreReply bytes; to a group it has Scores or Preferences, in at
+    most MaxGroupReply bytes.
 
     v: schema version of the event's type (integer).
     score: there unless error is: a finite number (number).
@@ -3561,6 +3743,10 @@ class ScoreReply(TypedDict):
         65536 bytes).
     retry: error says why there is no score; with retry it may pass, and the sample is asked for again (true
         or false).
+    scores: those of the members of a group, in any order: one for each (list of map).
+    preferences: compare members two by two, instead of scores. The score of a member is then its win rate:
+        the mean, over the comparisons that name it, of how sure the judge is that it is the better one
+        (list of map).
     """
 
     v: int
@@ -3574,11 +3760,17 @@ class ScoreReply(TypedDict):
     bytes)."""
     retry: NotRequired[bool | None]
     """error says why there is no score; with retry it may pass, and the sample is asked for again (true or false)."""
+    scores: NotRequired[list[MemberScore] | None]
+    """those of the members of a group, in any order: one for each (list of map)."""
+    preferences: NotRequired[list[Preference] | None]
+    """compare members two by two, instead of scores. The score of a member is then its win rate: the mean, over the
+    comparisons that name it, of how sure the judge is that it is the better one (list of map)."""
 
 
 class ScoreRequest(TypedDict):
-    """ScoreRequest is one sample for a worker of the reward function nats:NAME: a core NATS request on
-    ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored.
+    """ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS
+    request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored. A server of
+    http:NAME gets the same map for a group.
 
     v: schema version of the event's type (integer).
     name: the instance, NAME of nats:NAME (token).
@@ -3601,6 +3793,10 @@ class ScoreRequest(TypedDict):
         both are absent (list of map).
     trajectory: the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits
         (text, 0 to 1024 bytes).
+    group_size: how many samples the prompt asked for, where the function rates whole groups
+        (RewardSpec.GroupMin) (integer 0 to 1024).
+    members: the samples that the function is asked about, by sample_index (list of map).
+    missing: the other samples of the group, which the function does not see (list of map).
     """
 
     v: int
@@ -3615,6 +3811,54 @@ class ScoreRequest(TypedDict):
     """the prompt's for this function, handed on unread (map)."""
     metadata: NotRequired[dict[str, Any] | None]
     """the prompt's: the record that it came with (map)."""
+    image: bytes
+    """a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty (bytes)."""
+    image_format: Literal["png", "jpeg", ""]
+    """image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty (png, jpeg)."""
+    frames: NotRequired[list[bytes] | None]
+    """files of image_format, in order: the frames of a video, where the function's settings ask for several. image
+    is the one in the middle (list of bytes)."""
+    conditions: NotRequired[list[ScoreCondition] | None]
+    """the files that the network was given besides the prompt, as they are stored, sorted by name (list of map)."""
+    audio: NotRequired[bytes | None]
+    """a WAV file of 32-bit floats, where the function judges a sound: image is empty then (bytes)."""
+    text: NotRequired[str | None]
+    """an answer of a language model, messages the conversation that it is to. Of an image both are absent (text, 0
+    to 524288 bytes)."""
+    messages: NotRequired[list[Message] | None]
+    """text is an answer of a language model, messages the conversation that it is to. Of an image both are absent
+    (list of map)."""
+    trajectory: NotRequired[str | None]
+    """the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits (text, 0 to 1024
+    bytes)."""
+    group_size: NotRequired[int | None]
+    """how many samples the prompt asked for, where the function rates whole groups (RewardSpec.GroupMin) (integer 0
+    to 1024)."""
+    members: NotRequired[list[ScoreMember] | None]
+    """the samples that the function is asked about, by sample_index (list of map)."""
+    missing: NotRequired[list[ScoreMissing] | None]
+    """the other samples of the group, which the function does not see (list of map)."""
+
+
+class ScoreSample(TypedDict):
+    """ScoreSample is what a reward function sees of a sample.
+
+    image: a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty (bytes).
+    image_format: image is a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are
+        empty (png, jpeg).
+    frames: files of image_format, in order: the frames of a video, where the function's settings ask for
+        several. image is the one in the middle (list of bytes).
+    conditions: the files that the network was given besides the prompt, as they are stored, sorted by name
+        (list of map).
+    audio: a WAV file of 32-bit floats, where the function judges a sound: image is empty then (bytes).
+    text: an answer of a language model, messages the conversation that it is to. Of an image both are absent
+        (text, 0 to 524288 bytes).
+    messages: text is an answer of a language model, messages the conversation that it is to. Of an image
+        both are absent (list of map).
+    trajectory: the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits
+        (text, 0 to 1024 bytes).
+    """
+
     image: bytes
     """a file of image_format, png or jpeg: RGB, 8 bits a channel. Of a text both are empty (bytes)."""
     image_format: Literal["png", "jpeg", ""]

@@ -431,6 +431,9 @@ class RewardSpec(TypedDict, total=False):
         (token). Default: what the function is for.
     stage: the stage of the sample that it judges, in the newest round. A sample that ended before has no
         score (token). Default: the newest output that the function takes.
+    group_min: has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is
+        the fewest samples that it is asked about: in a group that has fewer to show, the score fails
+        (integer 0 to 1024). Default: each sample is rated by itself.
     ground_truth: the right answer, for scorers that compare: a text, or any value of JSON (any value of
         JSON).
     params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -451,6 +454,10 @@ class RewardSpec(TypedDict, total=False):
     stage: str
     """the stage of the sample that it judges, in the newest round. A sample that ended before has no score (token).
     Default: the newest output that the function takes."""
+    group_min: int
+    """has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is the fewest
+    samples that it is asked about: in a group that has fewer to show, the score fails (integer 0 to 1024).
+    Default: each sample is rated by itself."""
     ground_truth: Any
     """the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON)."""
     params: dict[str, str]

@@ -10,7 +10,16 @@ In a program, without a pipeline:
 
     scores = ClipScore("openai/clip-vit-base-patch32").score([Input(image, "a red fox")])
 
-A class of your own with a method score is served by `meander.rewards.worker.Worker`.
+A function of your own is served by serve; one that rates whole groups is given all samples of a prompt:
+
+    from meander.rewards import scorer, serve
+
+    @scorer(group=True)
+    def longest_last(group):
+        order = sorted(range(len(group)), key=lambda i: len(group[i].text))
+        return [order.index(i) / max(len(group) - 1, 1) for i in range(len(group))]
+
+    serve(longest_last)
 """
 
 from .aesthetic import Aesthetic
@@ -22,7 +31,7 @@ from .hpsv3 import HPSv3
 from .imagereward import ImageReward
 from .judge import EditJudge, Judge
 from .pickscore import PickScore
-from .reward import Busy, Fault, Reward, Input, Score, Scored
+from .reward import Busy, Fault, Group, Input, Member, Preference, Rated, Reward, Score, Scored, scorer
 
 REWARDS: dict[str, type[Reward]] = {
     c.name: c for c in (
@@ -31,4 +40,17 @@ REWARDS: dict[str, type[Reward]] = {
 }  # fmt: skip
 """The classes by the names that meander-scorer knows."""
 
-__all__ = ["REWARDS", "Busy", "Fault", "Reward", "Input", "Score", "Scored"]
+
+
+def serve(reward: Reward, argv: list[str] | None = None) -> int:
+    """Answers for a reward function of one's own until the process is asked to stop, as a command with the flags of
+    meander-scorer for the worker: --name, --batch, --patience, --nats-url and so on. Returns the exit status."""
+    from .__main__ import serve_own
+
+    return serve_own(reward, argv)
+
+
+__all__ = [
+    "REWARDS", "Busy", "Fault", "Group", "Input", "Member", "Preference", "Rated", "Reward", "Score", "Scored",
+    "scorer", "serve",
+]  # fmt: skip

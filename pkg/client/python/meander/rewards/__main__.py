@@ -30,14 +30,20 @@ are not there says what to fetch. `meander-scorer NAME --help` tells what the sc
 
 
 def _flags(sub: argparse.ArgumentParser, cls: type[Reward]) -> None:
-    own, worker = sub.add_argument_group("the function"), sub.add_argument_group("the worker")
+    own = sub.add_argument_group("the function")
     for flag, settings in cls.flags.items():
         own.add_argument(flag, **settings)
-    add = worker.add_argument
+    add = own.add_argument
     add("--try", nargs=2, dest="sample", metavar=("IMAGE", "PROMPT"), help="print the score of an image file, and end")
     add("--ground-truth", default="", metavar="TEXT", help="of --try")
     add("--before", metavar="IMAGE", help="of --try: the condition image, which was edited")
-    add("--name", default=cls.name, help="prompts ask for nats:NAME (%(default)s); one for each version")
+    _worker_flags(sub, cls.name)
+
+
+def _worker_flags(sub: argparse.ArgumentParser, name: str) -> None:
+    worker = sub.add_argument_group("the worker")
+    add = worker.add_argument
+    add("--name", default=name, help="prompts ask for nats:NAME (%(default)s); one for each version")
     add("--batch", type=int, default=8, metavar="N", help="samples that are scored together at most (%(default)s)")
     add("--patience", type=float, default=30.0, metavar="S",
         help="a request that waited longer is not computed: the timeout in scorers.yaml (%(default)s)")  # fmt: skip
@@ -60,10 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             cls
         )
     a = p.parse_args(argv)
-    if a.batch < 1 or a.patience <= 0:
-        p.error("--batch must be at least 1, --patience above 0")
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("meander").setLevel(logging.INFO)
+    _checked(p, a)
     cls = REWARDS[a.reward]
 
     def load() -> Reward:
@@ -76,6 +79,28 @@ def main(argv: list[str] | None = None) -> int:
     except (Fault, ValueError, OSError) as e:
         print(f"meander-scorer: {e}", file=sys.stderr)
     return 1
+
+
+def _checked(p: argparse.ArgumentParser, a: argparse.Namespace) -> None:
+    """Refuses values of the worker's flags, and begins to log."""
+    if a.batch < 1 or a.patience <= 0:
+        p.error("--batch must be at least 1, --patience above 0")
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("meander").setLevel(logging.INFO)
+
+
+def serve_own(reward: Reward, argv: list[str] | None = None) -> int:
+    """The command line of meander.rewards.serve."""
+    p = argparse.ArgumentParser(description=f"Answers for the reward function {reward.name}, as a worker.")
+    _worker_flags(p, reward.name)
+    a = p.parse_args(argv)
+    _checked(p, a)
+    a.reward = reward.name
+    try:
+        return asyncio.run(_serve(lambda: reward, a))
+    except (ImportError, Fault, ValueError, OSError) as e:
+        print(f"{p.prog}: {e}", file=sys.stderr)
+        return 1
 
 
 def _try(reward: Reward, a: argparse.Namespace) -> int:

@@ -8,8 +8,8 @@ import io
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 from nats.aio.msg import Msg
@@ -19,7 +19,10 @@ from ..client.client import Client
 from ..client.discovery import Work, discoverable
 from ..data.events import PREFIX, Event, Maybe, decode, fault
 from ..client.tasks import maybe_awaited
-from .reward import Busy, Fault, Input, Reward, Score, Scored
+from .reward import Busy, Fault, Group, Input, Member, Preference, Reward, Score, Scored
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _log = logging.getLogger(__name__)
 
@@ -29,59 +32,112 @@ _SIDE = 8192  # pixels a side of an image at most
 _LONGEST = 4000  # characters of a detail or an error
 _EVERY = 10.0  # seconds between lines of progress
 _LOST = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "HIP error")  # of a GPU, in torch's words
-_REQUEST: Event = {
-    "v": int, "prompt": str, "params": Maybe({}), "image": Maybe(bytes),
-    "metadata": Maybe({}), "frames": Maybe([bytes]), "text": Maybe(str),
+_SAMPLE: Event = {
+    "image": Maybe(bytes), "frames": Maybe([bytes]), "text": Maybe(str), "messages": Maybe([{}]),
     "conditions": Maybe([{"type": str, "file": bytes}]),
 }  # fmt: skip
+_MEMBER: Event = {"sample_index": int, **_SAMPLE}
+_REQUEST: Event = {
+    "v": int, "prompt": str, "params": Maybe({}), "metadata": Maybe({}), "group_size": Maybe(int),
+    "members": Maybe([{**_MEMBER, "ref": Maybe({})}]), "missing": Maybe([{"sample_index": int, "why": str}]), **_SAMPLE,
+}  # fmt: skip
+_Fetch = Callable[[Event], Awaitable[bytes]]
 
 
 class _DeviceLost(Exception):
     """The device computes no more in this process."""
 
 
-def read(data: bytes, trace: Mapping[str, str] | None = None) -> list[Input]:
-    """The sample of a request with a trace context; of a video that comes with frames one for each of them. ValueError:
-    it has no image."""
+def _opened(what: str, file: bytes) -> Image.Image:
     from PIL import Image
 
+    try:
+        image = Image.open(io.BytesIO(file), formats=["PNG", "JPEG"])
+        if max(image.size) > _SIDE:
+            raise ValueError(f"{image.width}x{image.height}; must be at most {_SIDE} a side")
+        image.seek(getattr(image, "n_frames", 1) // 2)
+        return image.convert("RGB")
+    except (OSError, EOFError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
+        raise ValueError(f"{what}: {e}") from None
+
+
+def _conditions(sample: Event) -> dict[str, list[Image.Image]]:
+    out: dict[str, list[Image.Image]] = {}
+    for c in sample.get("conditions") or []:
+        if c["type"] != "audio":
+            out.setdefault(c["type"], []).append(_opened(f"condition of type {c['type']}", c["file"]))
+    return out
+
+
+def _request(data: bytes) -> Event:
     request = decode(data)
     if wrong := fault(request, _REQUEST):
         raise ValueError(wrong)
     if request["v"] != 1:
         raise ValueError(f"v: {request['v']}; must be 1: this worker is of another version of meander")
+    truth = request.get("ground_truth")  # any value of JSON
+    asked = {
+        "ground_truth": "" if truth is None else truth, "metadata": request.get("metadata") or {},
+        "params": {str(k): str(v) for k, v in (request.get("params") or {}).items()},
+    }
+    return {**request, **asked}
+
+
+def read(data: bytes, trace: Mapping[str, str] | None = None) -> list[Input]:
+    """The sample of a request with a trace context; of a video that comes with frames one for each of them. ValueError:
+    it has no image, or is for a whole group."""
+    request = _request(data)
+    if request.get("group_size"):
+        raise ValueError("asked for a whole group; this function scores samples one by one: leave out --group-min")
     if request.get("text") is not None or not request.get("image"):
         raise ValueError("the sample is a text; this function scores images")
-    def opened(what: str, file: bytes) -> Image.Image:
-        try:
-            image = Image.open(io.BytesIO(file), formats=["PNG", "JPEG"])
-            if max(image.size) > _SIDE:
-                raise ValueError(f"{image.width}x{image.height}; must be at most {_SIDE} a side")
-            image.seek(getattr(image, "n_frames", 1) // 2)
-            return image.convert("RGB")
-        except (OSError, EOFError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
-            raise ValueError(f"{what}: {e}") from None
+    conditions = _conditions(request)
+    return [
+        Input(_opened("image", file), request["prompt"], request["ground_truth"], request["params"],
+              request["metadata"], conditions, trace or {})
+        for file in request.get("frames") or [request["image"]]
+    ]  # fmt: skip
 
-    conditions: dict[str, list[Image.Image]] = {}
-    for c in request.get("conditions") or []:
-        if c["type"] != "audio":
-            conditions.setdefault(c["type"], []).append(opened(f"condition of type {c['type']}", c["file"]))
-    out: list[Input] = []
-    for file in request.get("frames") or [request["image"]]:
-        image = opened("image", file)
-        params = {str(k): str(v) for k, v in (request.get("params") or {}).items()}
-        truth = request.get("ground_truth")  # any value of JSON
-        metadata = request.get("metadata") or {}
-        truth = "" if truth is None else truth
-        out.append(Input(image, request["prompt"], truth, params, metadata, conditions, trace or {}))
-    return out
+
+def _member(m: Event) -> Member:
+    image, frames = m.get("image"), [_opened("frame", f) for f in m.get("frames") or []]
+    return Member(
+        m["sample_index"], _opened("image", image) if image else None, frames, _conditions(m), m.get("text"),
+        m.get("messages") or [],
+    )  # fmt: skip
+
+
+async def read_group(data: bytes, fetch: _Fetch | None = None, trace: Mapping[str, str] | None = None) -> Group:
+    """The group of a request with a trace context. Members that are in the store are got by fetch. ValueError: it is
+    for one sample."""
+    request = await asyncio.to_thread(_request, data)
+    if not (size := request.get("group_size")):
+        raise ValueError("asked for one sample; this function rates whole groups: ask with --group-min NAME=2")
+    members: list[Event] = []
+    for m in request.get("members") or []:
+        if ref := m.get("ref"):
+            if fetch is None:
+                raise ValueError("a member is in the store, and there is none")
+            whole = decode(await fetch(ref))
+            if (wrong := fault(whole, _MEMBER)) or whole["sample_index"] != m["sample_index"]:
+                raise ValueError(f"blob {ref['digest']:.12}: not the member {m['sample_index']} {wrong}")
+            m = whole
+        members.append(m)
+    return Group(
+        await asyncio.to_thread(lambda: [_member(m) for m in members]), request["prompt"], request["ground_truth"],
+        request["params"], request["metadata"], size,
+        {m["sample_index"]: m["why"] for m in request.get("missing") or []}, trace,
+    )  # fmt: skip
 
 
 async def answers(
-    reward: Reward, requests: Sequence[bytes | Msg], batch: int = 8
+    reward: Reward, requests: Sequence[bytes | Msg], batch: int = 8, fetch: _Fetch | None = None
 ) -> list[Event]:
-    """The replies to some requests, whose samples are scored up to `batch` together. What is wrong with one of them is
-    its own error. The score of a video is the mean over the frames that came."""
+    """The replies to some requests, whose samples are scored up to `batch` together, and whose groups are rated one
+    after the other. What is wrong with one of them is its own error. The score of a video is the mean over the frames
+    that came. fetch gets a blob, for large groups."""
+    if reward.group:
+        return [await _rated(reward, r, fetch) for r in requests]
     all_ = await asyncio.to_thread(_read_all, requests)
     samples = [s for r in all_ if isinstance(r, list) for s in r]
     scores: list[Scored] = []
@@ -91,14 +147,59 @@ async def answers(
     return [_failure(r) if isinstance(r, Exception) else _reply([next(left) for _ in r]) for r in all_]
 
 
+def _parts(request: bytes | Msg) -> tuple[bytes, Mapping[str, str]]:
+    return (request, {}) if isinstance(request, bytes) else (request.data, traces.of(request.headers))
+
+
 def _read_all(requests: Sequence[bytes | Msg]) -> list[list[Input] | Exception]:
     out: list[list[Input] | Exception] = []
-    for data in requests:
+    for request in requests:
         try:
-            out.append(read(data) if isinstance(data, bytes) else read(data.data, traces.of(data.headers)))
+            out.append(read(*_parts(request)))
         except Exception as e:
             out.append(e)
     return out
+
+
+async def _rated(reward: Reward, request: bytes | Msg, fetch: _Fetch | None) -> Event:
+    """The reply to a request for a whole group."""
+    data, trace = _parts(request)
+    try:
+        group = await read_group(data, fetch, trace)
+        said = list(await maybe_awaited(await asyncio.to_thread(reward.rate, group)))
+        if said and all(isinstance(x, Preference) for x in said):
+            indexes = [m.sample_index for m in group]
+            return {"v": 1, "preferences": [_preference(x, indexes) for x in said]}
+        if len(said) != len(group):
+            raise RuntimeError(f"{reward.name} gives {len(said)} scores for {len(group)} samples")
+        return {"v": 1, "scores": [_member_score(m, x) for m, x in zip(group, said)]}
+    except Exception as e:
+        if _is_lost(e):
+            raise _DeviceLost(str(e)) from None
+        if not isinstance(e, (ValueError, Busy)):
+            _log.warning("a group failed", exc_info=True)
+        return _failure(e)
+
+
+def _preference(x: Preference, indexes: Sequence[int]) -> Event:
+    if not (0 <= x.a < len(indexes) and 0 <= x.b < len(indexes) and x.a != x.b):
+        raise ValueError(f"{x}; a and b must be places of two members, 0 to {len(indexes) - 1}")
+    return {"a": indexes[x.a], "b": indexes[x.b], "p": float(x.p)}
+
+
+def _member_score(member: Member, said: Any) -> Event:
+    at = {"sample_index": member.sample_index}
+    try:
+        if isinstance(said, Exception):
+            raise said
+        x = said if isinstance(said, Score) else Score(float(said))
+        if not math.isfinite(x.value):
+            raise ValueError(f"the score is {x.value}; must be a finite number")
+        return {**at, "score": float(x.value), "detail": str(x.detail)[:_LONGEST]}
+    except Busy:
+        raise
+    except Exception as e:
+        return {**at, "error": _failure(e)["error"]}
 
 
 def _is_lost(e: Exception) -> bool:
@@ -159,6 +260,7 @@ class Worker:
         self._answered = Work()
         self._took = 0.0  # seconds of the last batch
         self._sum = 0.0
+        self._fetch: _Fetch | None = None
         self._queue: asyncio.Queue[tuple[Msg, float]] = asyncio.Queue(_HELD)
 
     async def serve(
@@ -174,7 +276,7 @@ class Worker:
         async def take(msg: Msg) -> None:
             await self._queue.put((msg, time.monotonic()))
 
-        subject = f"{PREFIX}score.{name}"
+        subject, self._fetch = f"{PREFIX}score.{name}", client.blob
         async with discoverable(client.nc, "scorer", name, f"scores samples as nats:{name}", subject) as self._answered:
             sub = await client.nc.subscribe(subject, queue=name, cb=take)
             await client.nc.flush()
@@ -208,7 +310,7 @@ class Worker:
             late = [began - came + min(self._took, self.patience / 2) > self.patience for _, came in taken]
             asked = [m for (m, _), x in zip(taken, late) if not x]
             try:
-                replies = iter(await answers(self.reward, asked, self.batch))
+                replies = iter(await answers(self.reward, asked, self.batch, self._fetch))
             except _DeviceLost as e:
                 lost, replies = e, iter([_failure(e)] * len(asked))
             self._took = time.monotonic() - began if asked else self._took / 2
@@ -224,9 +326,9 @@ class Worker:
                 raise Fault(f"the device computes no more: {lost}; start this worker again")
 
     def _count(self, reply: Event) -> None:
-        if "score" in reply:
+        if "error" not in reply:
             self.scored += 1
-            self._sum += reply["score"]
+            self._sum += reply.get("score", 0.0)
         else:
             self.failed += 1
 
@@ -243,5 +345,5 @@ class Worker:
             said, at = count, now
 
     def _say(self, more: str = "") -> None:
-        mean = f", mean {self._sum / self.scored:.4g}" if self.scored else ""
+        mean = f", mean {self._sum / self.scored:.4g}" if self.scored and not self.reward.group else ""
         _log.info("%d scored%s, %d failed, %d wait%s", self.scored, mean, self.failed, self._queue.qsize(), more)

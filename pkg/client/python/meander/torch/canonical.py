@@ -43,8 +43,8 @@ def prediction_of(scheduler: Any) -> str:
 
 
 def suited(scheduler: Any) -> Any:
-    """The scheduler itself, or one of equal noise levels with a table of one timestep for each step, whose own steps are
-    Euler's in canonical coordinates. Fault of class config: its levels are not known, or no scheduler has them so."""
+    """The scheduler itself, or one of equal noise levels with a table of one timestep for each step, whose own steps
+    are Euler's in canonical coordinates. Fault of class config: its levels are not known, or no other has them so."""
     kind, name, config = kind_of(scheduler), type(scheduler).__name__, scheduler.config
     diffusers, made = importlib.import_module("diffusers"), scheduler
     if not kind:

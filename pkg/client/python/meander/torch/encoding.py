@@ -16,8 +16,8 @@ _ENCODED = ("embeds", "embeddings", "hidden_states", "mask")
 
 
 def place(pipe: Any, device: torch.device, others: dict[str, Any]) -> None:
-    """Moves the parts of a pipeline to a device, and others, by how their names begin, to theirs: what text encoders are
-    called with is moved there, and what they give back."""
+    """Moves the parts of a pipeline to a device, and others, by how their names begin, to theirs: what text encoders
+    are called with is moved there, and what they give back."""
     if set(others.values()) == {device}:
         pipe.to(device)
         return

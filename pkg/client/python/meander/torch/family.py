@@ -323,6 +323,8 @@ class Family:
         random, and both libraries leave out what the network has no place for.
         """
         library, name = self.parts[part]
+        if name == "AutoencoderKLWan":  # as its model cards want it, whatever the dtype
+            dtype = importlib.import_module("torch").float32
 
         def refusal(why: str) -> Fault:
             return Fault(

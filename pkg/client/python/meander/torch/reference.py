@@ -96,12 +96,10 @@ def _reference(a: argparse.Namespace) -> dict[str, Any]:
     tensors |= {"sigmas": torch.tensor(grid.sigmas), "timesteps": torch.tensor(taken.timesteps)}
     tensors |= {name: torch.from_numpy(values.copy()) for name, values in media if name == "media"}
     save_file({k: v.float().contiguous() if k != "media" else v for k, v in tensors.items()}, a.out)
-    names = [type(pipe.scheduler).__name__, str(family.folder.read_optional("scheduler", "scheduler_config.json").get(
-        "_class_name", ""))]
-    notes = family.notes if isinstance(family, Pipeline) else []
+    name, notes = type(scheduler).__name__, family.notes if isinstance(family, Pipeline) else []
     return {
-        "class": type(pipe).__name__, "scheduler": names[0], "note": "; ".join(notes), "steps": steps, "guidance": guidance,
-        "solver": "euler" if scheduler.config.get("solver_order") == 1 else SOLVERS.get(names[0], "euler"),
+        "class": type(pipe).__name__, "scheduler": name, "note": "; ".join(notes), "steps": steps, "guidance": guidance,
+        "solver": "euler" if scheduler.config.get("solver_order") == 1 else SOLVERS.get(name, "euler"),
         "dtype": dtype, "device": str(device),
         "versions": {n: importlib.import_module(n).__version__ for n in ("diffusers", "torch", "transformers")},
         "whole_timesteps": grid.kind == "flow" and not scheduler.timesteps.is_floating_point(), **vars(size),

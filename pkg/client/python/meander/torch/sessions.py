@@ -26,7 +26,7 @@ from .engine import (
     is_out_of_memory,
 )
 from .family import Size
-from .faults import Fault
+from .faults import Fault, first_sentence
 from .folder import Folder
 from .seam import Memo, Session, digest
 from .together import Together, Turn
@@ -207,7 +207,7 @@ class Loaded:
         with truncations() as said:
             try:
                 run = Run(self, r, n, grad)
-            except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError) as e:
+            except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError, NameError) as e:
                 raise Fault("prompt", said_by(self.family.cls, e)) from e
         cut = [
             s for s in said if clip or not s.startswith("The following part of your input was truncated because CLIP")
@@ -316,7 +316,10 @@ class Run:
 
 
 def said_by(cls: Any, e: BaseException) -> str:
-    """What a pipeline refuses, or where its own code fails."""
+    """What a pipeline refuses or lacks, or where its own code fails."""
+    if isinstance(e, NameError | ImportError):  # diffusers imports some packages only where they are
+        package = f": pip install {e.name}" if isinstance(e, NameError) else f": {first_sentence(e)}"
+        return f"{cls.__name__} needs a package that is not here{package}"
     if isinstance(e, ValueError):
         return f"{cls.__name__} refuses what it is called with: {e}"[:2000]
     at: Any = e.__traceback__
@@ -366,7 +369,8 @@ class PipelineEngine(Engine):
         try:
             admit(self.loaded, self.say)
         except Fault as e:
-            raise Fault("config", f"{self.family.cls.__name__}: not admitted: {e}") from e
+            name = self.family.cls.__name__
+            raise Fault("config", f"not admitted: {'' if name in str(e) else f'{name}: '}{e}") from e
         except Exception as e:
             if is_out_of_memory(e):
                 raise

@@ -71,11 +71,6 @@ class Wan(Standardized):
     def default_size(self) -> tuple[int, int]:
         return (704, 1280) if self.time_of_tokens else (480, 832)
 
-    def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:
-        import torch
-
-        return super().load_part(part, torch.float32 if part == "vae" else dtype)
-
     def count(self, prompt: Prompt) -> tuple[int, int]:
         from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 

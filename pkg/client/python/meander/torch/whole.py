@@ -43,7 +43,7 @@ _TYPES = (("bool", "boolean"), ("int", "integer"), ("float", "number"), ("str", 
 _SEVERAL = {"QwenImageEditPlusPipeline"}
 _NEEDS_ITS_IMAGES = re.compile(
     r"Edit|ImageToVideo|Image2Video|VideoToVideo|I2V|Img2Img|Inpaint|Pix2Pix|Control|Fill|Variation|Upscale|Adapter|"
-    r"Layered|SuperResolution"
+    r"Layered|SuperResolution|AudioToAudio"
 )
 _STEPPING = ("transformer", "unet", "prior", "dit", "transformer_2")
 """Parts that are what a pipeline steps with; the last one beside the first."""
@@ -151,6 +151,8 @@ class Pipeline(Family):
                     self.cls.__name__ in _SEVERAL or name == "images" or annotation.startswith("list")
                 ):
                     kind = "images"
+                if kind == "mask" and "audio" in self.call:
+                    raise Fault("config", f"{self.cls.__name__}: {name}: a mask of sound, which no recipe can have")
                 needs = p.default is p.empty or (
                     not _EXTRA.search(name) and bool(_NEEDS_ITS_IMAGES.search(self.cls.__name__))
                 )

@@ -117,8 +117,8 @@ class Lockstep:
                 self._nothing.append(0 * (one[0] if isinstance(one, list) else one).sum())
 
     def end(self, v: torch.Tensor) -> torch.Tensor:
-        """Goes along until all processes are done, and returns what this one has computed: its backward pass goes along,
-        too."""
+        """Goes along until all processes are done, and returns what this one has computed: its backward pass goes
+        along, too."""
         self._wait(2 * len(self._networks))
         nothing, self._nothing = self._nothing, []
         return v + sum(nothing) if nothing else v

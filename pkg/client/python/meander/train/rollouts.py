@@ -265,8 +265,10 @@ class Rollouts:
         guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
         texts = self.batch.prompt_index[rows].tolist()
         if self.recipes:
-            own = {"guidance": self.scales[i]} if len({*self.scales}) > 1 else {}  # of some steps alone
-            return Texts([], guidance, recipes=[dataclasses.replace(self.recipes[k], **own) for k in texts])
+            recipes = [self.recipes[k] for k in texts]
+            if len({*self.scales}) > 1:  # guided in some steps alone
+                recipes = [dataclasses.replace(r, guidance=self.scales[i]) for r in recipes]
+            return Texts([], guidance, recipes=recipes)
         places = list(zip(texts, self.now.prompt_index[self._at(rows)].tolist(), strict=True))
         return Texts(
             [self._prompt(k, place, "", device) for k, place in places], guidance,

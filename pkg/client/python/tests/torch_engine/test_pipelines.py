@@ -298,57 +298,6 @@ def test_a_compiled_pipeline_computes_the_same(client, served, dial):
             assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("name", ["flux1", "qwen-image", "sdxl", "hunyuan-video"])
-def test_what_texts_are_encoded_to_is_returned(client, served, name):
-    """By the names under which the pipeline takes it, as its encode_prompt gives it, with a mask where lengths differ."""
-    client, card = client(name)
-    answer, tensors = client("encode", recipe_of(client, card) | {"truncate": False})
-    [item] = answer["items"]
-    found = {n: tensors[n] for n in list(tensors)}
-    assert len(item["tensors"]) == len(found)
-    pipe = served(name).family.pipe
-    with torch.no_grad():
-        given = pipe.encode_prompt("a red cat", device="cpu", **{"sdxl": {"negative_prompt": "blue"}}.get(name, {}))
-    wants = {
-        "flux1": {"prompt_embeds": 0, "pooled_prompt_embeds": 1},
-        "qwen-image": {"prompt_embeds": 0},
-        "sdxl": {"prompt_embeds": 0, "negative_prompt_embeds": 1, "pooled_prompt_embeds": 2,
-                 "negative_pooled_prompt_embeds": 3},
-        "hunyuan-video": {"prompt_embeds": 0, "pooled_prompt_embeds": 1, "prompt_attention_mask": 2},
-    }[name]  # fmt: skip
-    for n, at in wants.items():
-        assert np.array_equal(found[n], given[at][0].float().numpy()), n
-    if name != "hunyuan-video":
-        assert found["prompt_embeds_mask"].shape == found["prompt_embeds"].shape[:1]
-    size = sum(v.nbytes for n, v in found.items() if not n.startswith("negative_"))
-    assert size <= card["conditioning_bytes"] and card["conditioning_token_bytes"] <= card["conditioning_bytes"]
-    assert (card["conditioning_token_bytes"] < card["conditioning_bytes"]) == (name == "qwen-image")
-
-
-def test_text_encoders_have_a_device_of_their_own(served, monkeypatch):
-    """Here it has another name alone: what they are called with goes there, and what they give comes back."""
-    from meander.torch import encoding
-    from meander.torch.engine import Settings, make_engine
-    from meander.torch.folder import Folder
-    from meander.torch.whole import Pipeline
-
-    plain, moves = served("sdxl"), []
-    moved = encoding.moved
-    monkeypatch.setattr(encoding, "moved", lambda v, device: moves.append(str(device)) or moved(v, device))
-    family = Pipeline(Folder(plain.family.folder.path), trust=True)
-    engine = make_engine(family, Settings("cpu", "f32", encoders="cpu:0", threads=1))
-    pipe, recipe = family.pipe, {"prompts": [["a red cat"]], "steps": 4, "guidance": 5.0}
-    assert str(pipe.device) == str(pipe._execution_device) == "cpu"
-    vs = []
-    for e in (engine, plain.engine):
-        e.within(e.check_decoder) if e is engine else None
-        run = e.loaded.session(recipe)
-        y = torch.randn(1, run.shapes[0][0].numel(), generator=torch.Generator().manual_seed(1))
-        vs.append(run.velocity(y, 0.5))
-        run.session.cancel()
-    assert torch.equal(*vs) and len(moves) % 2 == 0 and moves[:2] == ["cpu:0", "cpu"]
-
-
 @pytest.mark.parametrize("name", ["qwen-image", "flux2", "wan", "sdxl"])
 def test_media_to_start_from_are_latents(client, served, name):
     """As families written by hand encode them, and as the pipeline of SDXL from image to image does."""

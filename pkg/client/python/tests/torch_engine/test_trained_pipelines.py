@@ -59,6 +59,9 @@ class Rollout:
             for c in self.card["pipeline"]["conditions"]
             if c["required"] or c["name"] == "image"
         ]
+        self.scales = [SCALE] * STEPS
+        if name == "StableDiffusionPipeline":  # as with cfg_until
+            self.scales[1:] = [1.0] * (STEPS - 1)
         self.groups = [self.group(g, prompt) for g, prompt in enumerate(PROMPTS)]
 
     def group(self, g, prompt):
@@ -81,7 +84,7 @@ class Rollout:
         run.session.cancel()
         facts = {
             "uid": f"g{g}", "prompt": prompt, "negative_prompt": "grey", "true_cfg_scale": SCALE, "cfg_rule": "inside",
-            "cfg_scales": [SCALE] * STEPS, "sigmas": self.sigmas, "noise_level": 0.9, "log_prob_kind": "density",
+            "cfg_scales": self.scales, "sigmas": self.sigmas, "noise_level": 0.9, "log_prob_kind": "density",
             "transitions": [self.transition] * self.trained + ["ode"] * (STEPS - self.trained), **size,
             "conditions": self.conditions, "policy_version_min": 0, "policy_version_max": 0, "weights_digest": "w",
             "sample_seed": 1, "noise_seed": 1, "initial_std": std if std != 1 else 0,
@@ -97,7 +100,8 @@ class Rollout:
         for k in range(STEPS):
             kind = facts["transitions"][k]
             kernel = transition.kernel(kind, 0.9 if kind != "ode" else 0, self.sigmas, k)
-            v = self.client.velocity(x[None], self.sigmas[k : k + 1], [handle], height, width)[0]
+            scale = [0.0 if self.scales[k] == SCALE else self.scales[k]]
+            v = self.client.velocity(x[None], self.sigmas[k : k + 1], [handle], height, width, guidance=scale)[0]
             noise = self.rng.standard_normal(x.shape)
             after = (kernel.mean(x, v) + kernel.noise_std * noise).astype(np.float32)
             out.steps.append({
@@ -176,7 +180,7 @@ def test_the_first_ratio_is_one_and_the_adapter_learns(name, rollout):
 def _shared(batch):
     from meander.train.learner import _Shared, _Tally
 
-    return _Shared(batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(len(batch.kernels), ()))
+    return _Shared(batch, batch.log_probs, np.ones_like(batch.log_probs), _Tally(batch, ()))
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -49,7 +49,7 @@ def look(name, folder, workers=()):
     if workers:
         workers[0].start()
     with torch.no_grad():
-        admission.admit(engine.loaded, lambda detail: None)
+        engine.check_decoder()
     card = engine.family.card()
     row |= {
         "scheduler": type(engine.family.pipe.scheduler).__name__,

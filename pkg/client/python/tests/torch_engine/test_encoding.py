@@ -1,0 +1,71 @@
+"""What whole pipelines encode of texts, and on which device and in which dtype their parts are."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("diffusers")
+
+import torch
+from test_pipelines import client, recipe_of, served  # noqa: F401
+
+
+@pytest.mark.parametrize("name", ["flux1", "qwen-image", "sdxl", "hunyuan-video"])
+def test_what_texts_are_encoded_to_is_returned(client, served, name):
+    """By the names under which the pipeline takes it, as its encode_prompt gives it, with a mask."""
+    client, card = client(name)
+    answer, tensors = client("encode", recipe_of(client, card) | {"truncate": False})
+    [item] = answer["items"]
+    found = {n: tensors[n] for n in list(tensors)}
+    assert len(item["tensors"]) == len(found)
+    pipe = served(name).family.pipe
+    with torch.no_grad():
+        given = pipe.encode_prompt("a red cat", device="cpu", **{"sdxl": {"negative_prompt": "blue"}}.get(name, {}))
+    wants = {
+        "flux1": {"prompt_embeds": 0, "pooled_prompt_embeds": 1},
+        "qwen-image": {"prompt_embeds": 0},
+        "sdxl": {"prompt_embeds": 0, "negative_prompt_embeds": 1, "pooled_prompt_embeds": 2,
+                 "negative_pooled_prompt_embeds": 3},
+        "hunyuan-video": {"prompt_embeds": 0, "pooled_prompt_embeds": 1, "prompt_attention_mask": 2},
+    }[name]  # fmt: skip
+    for n, at in wants.items():
+        assert np.array_equal(found[n], given[at][0].float().numpy()), n
+    if name != "hunyuan-video":
+        assert found["prompt_embeds_mask"].shape == found["prompt_embeds"].shape[:1]
+    size = sum(v.nbytes for n, v in found.items() if not n.startswith("negative_"))
+    assert size <= card["conditioning_bytes"] and card["conditioning_token_bytes"] <= card["conditioning_bytes"]
+    assert (card["conditioning_token_bytes"] < card["conditioning_bytes"]) == (name == "qwen-image")
+
+
+def test_the_vae_of_wan_is_float32_beside_a_network_in_bf16(served):
+    from meander.torch.engine import Settings, make_engine
+    from meander.torch.folder import Folder
+    from meander.torch.whole import Pipeline
+
+    family = Pipeline(Folder(served("wan").family.folder.path))
+    engine = make_engine(family, Settings("cpu", "bf16", threads=1))
+    engine.within(engine.check_decoder)
+    assert family.pipe.vae.dtype == torch.float32 and family.networks[""].dtype == torch.bfloat16
+
+
+def test_text_encoders_have_a_device_of_their_own(served, monkeypatch):
+    """Here it has another name alone: what they are called with goes there, and what they give comes back."""
+    from meander.torch import encoding
+    from meander.torch.engine import Settings, make_engine
+    from meander.torch.folder import Folder
+    from meander.torch.whole import Pipeline
+
+    plain, moves = served("sdxl"), []
+    moved = encoding.moved
+    monkeypatch.setattr(encoding, "moved", lambda v, device: moves.append(str(device)) or moved(v, device))
+    family = Pipeline(Folder(plain.family.folder.path), trust=True)
+    engine = make_engine(family, Settings("cpu", "f32", encoders="cpu:0", threads=1))
+    pipe, recipe = family.pipe, {"prompts": [["a red cat"]], "steps": 4, "guidance": 5.0}
+    assert str(pipe.device) == str(pipe._execution_device) == "cpu"
+    vs = []
+    for e in (engine, plain.engine):
+        e.within(e.check_decoder) if e is engine else None
+        run = e.loaded.session(recipe)
+        y = torch.randn(1, run.shapes[0][0].numel(), generator=torch.Generator().manual_seed(1))
+        vs.append(run.velocity(y, 0.5))
+        run.session.cancel()
+    assert torch.equal(*vs) and len(moves) % 2 == 0 and moves[:2] == ["cpu:0", "cpu"]
