@@ -148,36 +148,6 @@ def test_same_seeds_give_the_same_run_even_if_it_is_killed(signs, whole, tmp_pat
         trained(signs, tmp_path / "other", run="killed")
 
 
-def told(url, run):
-    """The updates that a trainer told of a run."""
-
-    async def read():
-        async with meander.connect(url) as client:
-            return [u async for u in _first(client.updates(run), 3)]
-
-    return asyncio.run(asyncio.wait_for(read(), 60))
-
-
-async def _first(events, count):
-    async with contextlib.aclosing(events):
-        async for e in events:
-            yield e
-            if (count := count - 1) == 0:
-                return
-
-
-def test_updates_name_what_they_are_made_of(signs, whole):
-    out, log = whole
-    made = told(signs, out.name)
-    base = log[0]["made_by"][0]
-    assert [u["weights_before"] for u in made] == [base, *(u["weights_digest"] for u in made[:-1])]
-    assert [u["batch_digest"] for u in made] == [r["batch_digest"] for r in log]
-    assert json.loads(made[0]["settings"])["lr"] == 2e-3 and "torch" in made[0]["code"]
-    assert "nats" not in json.loads(made[0]["settings"])
-    assert all(u["state"]["size"] > 3 * sum(t.nbytes for t in adapter(out).values()) for u in made[1:])
-    assert made[-1]["average_digest"] != made[-2]["average_digest"]
-
-
 def test_same_seeds_give_the_same_run_even_if_the_pipeline_is_killed(binary, whole, tmp_path):
     """The server and all services, while the trainer evaluates, reads and pushes: it waits until they are back."""
     held, out = tmp_path / "held", tmp_path / "away"
