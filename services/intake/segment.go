@@ -168,12 +168,17 @@ func toInt64s(list []int) []int64 {
 }
 
 // Unscored returns a warning for each reward function of a request that will fail because the sample has no image: it
-// stops early, or scheduled sampling does not decode it; or because an interaction may end it before its stage.
+// stops early, or scheduled sampling does not decode it; or because an interaction may end it before its stage. And one
+// if the samples of its group cannot differ, so that no reward tells them apart.
 func Unscored(r *schemas.Request) []string {
 	if s := r.ScheduledSampling; s != nil && !s.RollSettings.Decode && len(r.Group.Reward) > 0 {
 		return []string{"reward: will fail: there are no images unless scheduled_sampling.decode is true"}
 	}
 	var warnings []string
+	if r.Text == nil && r.Start == nil && r.GroupSize > 1 && r.NoiseSeed != r.SampleSeed &&
+		len(r.StochasticSteps()) == 0 {
+		warnings = append(warnings, "initial_noise: shared, and no step is stochastic: the samples of a group are equal")
+	}
 	for _, spec := range r.Group.Reward {
 		for _, s := range r.Group.Stages[:max(r.Group.StageIndex(spec.Stage), 0)] {
 			if s.Kind == schemas.StageInteraction {

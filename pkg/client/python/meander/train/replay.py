@@ -7,11 +7,10 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +224,7 @@ class _Replay:
         if (micro := self.options.get("micro")) is not None:
             pieces: Any = learner._pieces
             changed: Any = learner
-            changed._pieces = lambda *of: itertools.islice(pieces(*of), micro, micro + 1)
+            changed._pieces = lambda *of: _only(pieces(*of), micro)
         before, parts = network.state(), len(batches)
         behind = self.update.get("staleness") or 0
         for part, batch in enumerate(batches):
@@ -261,7 +260,7 @@ class _Replay:
             want = self.update.get("average_digest", "")
             if want and made.average != want:
                 return self._link("broken", f"the running average is {made.average:.16}, it told {want:.16}")
-            return self._link("holds", f"made again to the bit of {len(self.update['batches'])} batches: the adapter's "
+            return self._link("holds", f"made again to the bit from {', '.join(self.update['batches'])}: the adapter's "
                               f"{len(file)} bytes" + (", and the running average" if want else ""))  # fmt: skip
         then = safetensors.load(adapter)
         apart = {n: t - then[n] for n, t in made.weights.items()}
@@ -289,9 +288,21 @@ class _Replay:
             print(f"{what}\n{'':40}{'|gradient|':>12}{'other':>12}{'cosine':>10}{'steps apart':>13}")
             for row in sorted(rows, key=lambda r: -r[4])[:_ROWS]:
                 print(f"{row[0][-39:]:40}{row[1]:12.4g}{row[2]:12.4g}{row[3]:10.6f}{row[4]:13.4g}")
+            if len(rows) > _ROWS:
+                print(f"and {len(rows) - _ROWS} more, whose steps are less far apart")
         off = _apart(a.steps, b.steps)
         return (f"losses {a.report.loss:.6g} and {b.report.loss:.6g}, cosine of the gradients "
                 f"{_cosine(a.gradients, b.gradients):.6f}, steps {off:.4g} of their length apart")  # fmt: skip
+
+
+def _only(pieces: Iterable[Any], micro: int) -> Iterator[Any]:
+    """The micro-batch of an index, of those of a batch."""
+    n = 0
+    for n, piece in enumerate(pieces, 1):
+        if n == micro + 1:
+            yield piece
+            return
+    raise ValueError(f"--micro: {micro}; must be one of 0 to {n - 1}")
 
 
 def _group(name: str) -> str:
