@@ -48,7 +48,7 @@ var subjectsOf = map[string]string{
 	"BucketSubject":   schemas.BucketSubject(schemas.LeaseBucket, "l"), // those of all buckets are made of their streams
 	"PresenceSubject": schemas.PresenceSubject("i"), "DrySubject": schemas.DrySubject("r"),
 	"UpdateSubject": schemas.UpdateSubject("r", "l", schemas.TenantMain, "t", 1),
-	"SeenSubject":   schemas.SeenSubject("l"),
+	"SeenSubject":   schemas.SeenSubject("l"), "RatingSubject": schemas.RatingSubject("r", "u", 0),
 }
 
 // durablesOf has a durable of each function of package schemas that describes one.

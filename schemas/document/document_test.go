@@ -170,6 +170,7 @@ func TestChannels(t *testing.T) {
 		"dry":        schemas.DrySubject("r"),
 		"seen":       schemas.SeenSubject("l"),
 		"verdict":    schemas.VerdictSubject("r", "u", 1, "human"),
+		"rating":     schemas.RatingSubject("r", "u", 1),
 		"reward":     schemas.StoredSubject(schemas.RewardSubject("r", "b", "u", 1)),
 		"advantage":  schemas.AdvantageSubject("r", "u"),
 		"batch":      schemas.BatchSubject("r", "b"),

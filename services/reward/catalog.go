@@ -41,8 +41,8 @@ type entry struct {
 
 // groupEntry is a function that rates whole groups, and its pool.
 type groupEntry struct {
-	scorer.GroupScorer
-	pool *pool
+	rater scorer.GroupScorer
+	pool  *pool
 }
 
 // maxPools bounds the functions that prompts may add by naming them.
@@ -148,7 +148,7 @@ func (c *catalog) findGroup(name string) (groupEntry, error) {
 	defer c.mu.Unlock()
 	e, ok := c.groups[name]
 	if !ok {
-		e.GroupScorer = s
+		e.rater = s
 		if scorer.NewGroup(name) == nil {
 			e.pool = c.newPool(&groupCall{GroupScorer: s}, 1)
 		} else { // it computes here: one group at a time

@@ -108,7 +108,7 @@ func (s *service) askGroup(ctx context.Context, t *schemas.Trajectory, members [
 	spec := t.Group.Reward[i]
 	e, err := s.catalog.findGroup(spec.Name)
 	if err != nil { // this service does not have it
-		e.GroupScorer, e.pool = absent{spec.Name, err}, nil
+		e.rater, e.pool = absent{spec.Name, err}, nil
 	}
 	rated, unseen, g := s.groupFor(ctx, t, members, spec, e)
 	own := func(r *schemas.Rating) (fault, err error) { return otherRating(r, spec, members), nil }
@@ -172,15 +172,15 @@ func (s *service) callGroup(ctx context.Context, spec schemas.RewardSpec, rated 
 			answers[x.SampleIndex] = r
 		}
 	}
-	call := &groupCall{GroupScorer: e.GroupScorer, group: g}
+	call := &groupCall{GroupScorer: e.rater, group: g}
 	switch least := max(spec.GroupMin, 1); {
 	case int64(len(rated)) < least:
 		err := fmt.Errorf("%s is asked about groups of at least %d samples, and this one has %d to show", spec.Name,
 			least, len(rated))
-		put(scored{version: e.Version()}, func(int) scorer.Result { return scorer.Result{Err: err} })
+		put(scored{version: e.rater.Version()}, func(int) scorer.Result { return scorer.Result{Err: err} })
 		return answers, 0, nil
 	case e.pool == nil:
-		put(scored{}, func(k int) scorer.Result { return e.ScoreGroup(ctx, g)[k] })
+		put(scored{}, func(k int) scorer.Result { return e.rater.ScoreGroup(ctx, g)[k] })
 		return answers, 0, nil
 	}
 	limited, expired := ctx, !time.Now().Before(due)
@@ -220,7 +220,7 @@ func (s *service) callGroup(ctx context.Context, spec schemas.RewardSpec, rated 
 // weightOf returns the memory in bytes that a request with the files of some members takes.
 func (s *service) weightOf(rated []member, spec schemas.RewardSpec, of groupEntry) (weight int64) {
 	for _, x := range rated {
-		if m := judged(x.Trajectory, spec.Track, of); x.Text == nil && m != nil {
+		if m := judged(x.Trajectory, spec.Track, of.rater); x.Text == nil && m != nil {
 			cost, _ := s.images.cost(m, x.Conditions) // one that is too large fails as it is loaded
 			weight += cost
 		}
@@ -241,9 +241,9 @@ func (s *service) groupFor(ctx context.Context, t *schemas.Trajectory, members [
 			why = "it had not ended when the group was rated"
 		case members[at].StopReason != schemas.StopCompleted:
 			why = fmt.Sprintf("trajectory %s: %s", members[at].StopReason, members[at].Error)
-		case members[at].Text == nil && judged(members[at].Trajectory, spec.Track, of) == nil:
+		case members[at].Text == nil && judged(members[at].Trajectory, spec.Track, of.rater) == nil:
 			err := noMedium(members[at].Trajectory, spec.Track)
-			unseen[index] = scored{version: of.Version(), Result: scorer.Result{Err: err}}
+			unseen[index] = scored{version: of.rater.Version(), Result: scorer.Result{Err: err}}
 			why = err.Error()
 		default:
 			rated, g.Members = append(rated, members[at]), append(g.Members, index)
@@ -276,12 +276,12 @@ func (s *service) loadMember(ctx context.Context, t *schemas.Trajectory, spec sc
 		in.Text, err = (&sharedText{bus: s.bus, t: t}).load(ctx)
 		return in, func() {}, err
 	}
-	p := &sharedImage{bus: s.bus, memory: s.images, stored: judged(t, spec.Track, of)}
-	if scorer.SeesConditions(of.GroupScorer) {
+	p := &sharedImage{bus: s.bus, memory: s.images, stored: judged(t, spec.Track, of.rater)}
+	if scorer.SeesConditions(of.rater) {
 		p.conditions = t.Conditions
 	}
 	held, err := p.hold(ctx, true)
-	in.Media, in.Conditions = held.Spaced(scorer.FramesOf(of.GroupScorer)), held.conditions
+	in.Media, in.Conditions = held.Spaced(scorer.FramesOf(of.rater)), held.conditions
 	return in, p.release, err
 }
 
