@@ -254,12 +254,15 @@ func publishEverything(t *testing.T, w *world, channels []described) map[string]
 	w.Serve(t, texts.run("sampler"))
 
 	// Workers of a reward function and of an interaction.
-	if _, err := w.Conn().QueueSubscribe(schemas.ScoreSubject("colour"), "colour", func(m *nats.Msg) {
-		if err := m.Respond(bustest.Encode(t, &schemas.ScoreReply{Score: new(0.5)})); err != nil {
-			t.Error(err)
+	ranks := []schemas.MemberScore{{Score: new(0.5)}, {SampleIndex: 1, Score: new(0.25)}}
+	for name, reply := range map[string]*schemas.ScoreReply{"colour": {Score: new(0.5)}, "rank": {Scores: ranks}} {
+		if _, err := w.Conn().QueueSubscribe(schemas.ScoreSubject(name), name, func(m *nats.Msg) {
+			if err := m.Respond(bustest.Encode(t, reply)); err != nil {
+				t.Error(err)
+			}
+		}); err != nil {
+			t.Fatal(err)
 		}
-	}); err != nil {
-		t.Fatal(err)
 	}
 	replies(t, w, "tutor", func(*schemas.InteractRequest) []byte {
 		return packed(t, &schemas.InteractReply{Content: "too low"})
@@ -318,7 +321,7 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 	publish("rolled", &schemas.Prompt{
 		UID:     "g",
 		Routing: schemas.Routing{Model: "synthetic"},
-		Prompt:  "a red fox", Reward: []schemas.RewardSpec{{Name: "nats:colour"}},
+		Prompt:  "a red fox", Reward: []schemas.RewardSpec{{Name: "nats:colour"}, {Name: "nats:rank", GroupMin: 2}},
 		ImageSettings: schemas.ImageSettings{
 			Start: &schemas.Start{Data: &schemas.Data{Images: images}},
 			ScheduledSampling: &schemas.ScheduledSampling{
