@@ -177,7 +177,8 @@ func Unscored(r *schemas.Request) []string {
 	var warnings []string
 	if r.Text == nil && r.Start == nil && r.GroupSize > 1 && r.NoiseSeed != r.SampleSeed &&
 		len(r.StochasticSteps()) == 0 {
-		warnings = append(warnings, "initial_noise: shared, and no step is stochastic: the samples of a group are equal")
+		warnings = append(warnings,
+			"initial_noise: shared, and no step is stochastic: the samples of a group are equal")
 	}
 	for _, spec := range r.Group.Reward {
 		for _, s := range r.Group.Stages[:max(r.Group.StageIndex(spec.Stage), 0)] {
