@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("diffusers")
+
 import zoo
 
 BIN = os.environ.get("MEANDER_BIN", "")

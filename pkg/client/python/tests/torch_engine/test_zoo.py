@@ -4,8 +4,11 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-import proofs
 import pytest
+
+pytest.importorskip("diffusers")
+
+import proofs
 import torch
 import zoo
 
