@@ -83,6 +83,9 @@ lines say which.`,
 				return p.prove(c.Context(), c.OutOrStdout(), p.Archive)
 			}
 			return a.withRun(&p.run, func(c *cobra.Command, conn *connection, _ []string) error {
+				if _, err := storedRun(c.Context(), conn.Bus, string(p.run)); err != nil {
+					return err
+				}
 				folder, err := os.MkdirTemp("", "meander-prove-")
 				if err != nil {
 					return err

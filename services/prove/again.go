@@ -64,11 +64,19 @@ func (p *prover) trajectoriesAgain(ctx context.Context, groups []schemas.Trained
 	case err != nil:
 		return "", "", err
 	}
-	counted := fmt.Sprintf("%d samples: %d log-probs of steps computed again, max |ratio-1| = %g", r.Trajectories,
-		r.Steps, float64(r.MaxRatio))
-	if r.Tokens > 0 {
-		counted = fmt.Sprintf("%d samples: %d tokens drawn again, max difference %g", r.Trajectories, r.Tokens,
-			float64(r.MaxTokenDifference))
+	counted := fmt.Sprintf("%d samples", r.Trajectories)
+	for _, x := range []struct {
+		n    int
+		text string
+		most verify.Difference
+	}{
+		{r.Steps, "log-probs of steps computed again, max |ratio-1|", r.MaxRatio},
+		{r.Rolled, "states computed again, max distance", r.MaxRolled},
+		{r.Tokens, "tokens drawn again, max difference", r.MaxTokenDifference},
+	} {
+		if x.n > 0 {
+			counted += fmt.Sprintf(": %d %s = %g", x.n, x.text, float64(x.most))
+		}
 	}
 	faults := r.Faults(p.options.Tolerance)
 	if len(faults) == 0 {

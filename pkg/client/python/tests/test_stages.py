@@ -68,7 +68,7 @@ def _advantage(**more):
     ])]  # fmt: skip
     credits = [{"stage": "think", "every": 2, "values": [-0.5, 0.5]},
                {"stage": "paint", "values": [0.7, -0.7, 0.0, None]}]  # fmt: skip
-    return {"uid": "g", "status": "partial", "members": members, "credits": credits, **more}
+    return {"uid": "g", "status": "partial", "estimator": "flow_grpo", "members": members, "credits": credits, **more}
 
 
 def test_a_stage_is_a_group_of_its_own():

@@ -36,8 +36,9 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """A sample of a group: its index, and what Input has of an image. Of a video image is the frame in the middle, and
-    frames are those that were sent. A text has no image but a text, and the messages before it (role, content)."""
+    """A sample of a group: its sample_index, and what Input has of an image, with its conditions. Of a video image is
+    the frame in the middle, and frames are those that were sent. A text has no image but a text, and the messages
+    before it (role, content)."""
 
     sample_index: int
     image: Image.Image | None = None

@@ -596,8 +596,8 @@ class _Progress:
             return
         seconds = " ".join(f"{k} {v:.1f}" for k, v in r["seconds"].items())
         _log.warning(
-            "update %d/%d: reward %.3f, full marks %.2f, off %.1e, kl %.1e, seconds %s", r["update"],
-            self.config.updates, r["reward"], r["full"], off, max(r["kl"], default=math.nan), seconds
+            "update %d/%d: reward %.3f, full marks %.2f, off %.1e,%s seconds %s", r["update"],
+            self.config.updates, r["reward"], r["full"], off, f" kl {max(r['kl']):.1e}," if r["kl"] else "", seconds
         )
 
 

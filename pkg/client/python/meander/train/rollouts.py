@@ -37,7 +37,7 @@ USES = {
 
 class Rollouts:
     """The samples of a batch that have advantages: B rows with W trained steps each, of one size and one schedule.
-    Where all steps are ode W is 0, and advantages have one column.
+    Where all steps are ode (clean) W is 0, and advantages have one column.
 
     log_probs and advantages are [B, W] float64; kernels [W] are the trained steps. Where T tracks of a state have
     advantages of their own both are [B, W T], those of a step beside each other; tracks has the places of each track in
