@@ -89,7 +89,7 @@ def rolled(net, groups=2, size=4, seed=0):
                     "latents": [_kept(k, x), _kept(k + 1, after)], "transition": "sde"})
                 x = after
             samples.append(sample)
-        out.append(Group({"uid": f"g{g}"}, samples))
+        out.append(Group({"uid": f"g{g}", "estimator": "flow_grpo"}, samples))
     return Rollouts(Batch(out, "b", "7@1"))
 
 

@@ -40,7 +40,7 @@ def test_sound_goes_the_whole_way(tmp_path, name, kinds):
     assert len(group["members"]) == 2
     for member in group["members"]:
         files = {p.suffix[1:] for p in out.glob(f"*-{member['sample_index']:03d}.*")}
-        assert files == kinds
+        assert files - {"mp4"} == kinds, "where ffmpeg is there, a video is an mp4, too"
         file = Path(member["audio"]).read_bytes()
         with pytest.raises(wave.Error, match="3"):  # floats, which the module does not read
             wave.open(member["audio"])
