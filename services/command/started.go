@@ -61,12 +61,13 @@ func (r *runner) startedWith(ctx context.Context, conn *connection, prompts []pr
 	} else if len(plan.facts.Live) == 1 {
 		mine.Model = plan.facts.Live[0]
 	}
-	if !conn.serves() && slices.Contains(plan.facts.Live, mine.Model) {
-		mine.BaseDigest = plan.facts.Policy(mine.Model).Checkpoint()
-	}
 	mine.mix = conn.serves() && r.services.Sampler.EngineMix
+	// A sampler is live before it has announced its model.
 	if p := plan.facts.Policy(mine.Model); p != nil && !conn.serves() {
 		mine.mix = p.EngineMix
+		if slices.Contains(plan.facts.Live, mine.Model) {
+			mine.BaseDigest = p.Checkpoint()
+		}
 	}
 	stored, err := conn.Run(ctx, r.id)
 	if errors.Is(err, bus.ErrNotFound) {
