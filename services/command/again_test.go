@@ -1,14 +1,19 @@
 package command
 
 import (
+	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/natsd"
 	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // words returns what a shell makes of a line that begins with meander: its arguments, and its standard input.
@@ -115,4 +120,23 @@ func TestRuns_Notes(t *testing.T) {
 	expect(t, exitUsage, "that can be seen", "runs", "note", "r1", "\x1b[2J")
 	expect(t, exitFailed, "nothing is stored of it", "runs", "tag", "none", "a")
 	expect(t, exitOK, "tags baseline\n", "runs", "note", "r1")
+}
+
+// A sampler is there before its model is announced: the run publishes its prompts, and waits.
+func TestRun_JoinsBeforeTheModel(t *testing.T) {
+	p := bustest.New(t, func(o *natsd.Options) { o.Listen = "127.0.0.1:0" })
+	p.Forge(t, schemas.PresenceSubject("s"), bustest.Encode(t, &schemas.Presence{
+		Service: schemas.ServiceSampler, Instance: "s", Lane: "signs", At: time.Now().UnixNano(),
+	}))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan int, 1)
+	go func() {
+		ended <- Execute(ctx, []string{"run", "--nats", p.Server.ClientURL(), "--out", t.TempDir(), "a fox"},
+			strings.NewReader(""), io.Discard, io.Discard)
+	}()
+	bustest.Await(t, p.Bus, 1, schemas.StreamPrompts)
+	stop()
+	if status := <-ended; status == exitOK {
+		t.Errorf("exit status %d of a run that was stopped", status)
+	}
 }
