@@ -68,7 +68,12 @@ func worker(t *testing.T, args ...string) *exec.Cmd {
 // startWorker returns.
 func startWorker(t *testing.T, args ...string) {
 	t.Helper()
-	c := worker(t, args...)
+	startListening(t, worker(t, args...), "listening")
+}
+
+// startListening runs a worker until the test ends. Its first lines are what it says until it listens.
+func startListening(t *testing.T, c *exec.Cmd, says ...string) {
+	t.Helper()
 	out, err := c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -83,8 +88,11 @@ func startWorker(t *testing.T, args ...string) {
 			t.Errorf("worker: %v", err)
 		}
 	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.Contains(line, "listening") {
-		t.Fatalf("worker says %q, %v", line, err)
+	lines := bufio.NewReader(out)
+	for _, want := range says {
+		if line, err := lines.ReadString('\n'); err != nil || !strings.Contains(line, want) {
+			t.Fatalf("worker says %q, %v", line, err)
+		}
 	}
 }
 

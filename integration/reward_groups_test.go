@@ -1,7 +1,6 @@
 package integration_test
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -346,24 +344,5 @@ func startGroupWorker(t *testing.T, url string) {
 	python := pythonWith(t, "nats, msgpack, PIL, blake3, numpy")
 	c := exec.Command(python, filepath.Join(root, "deploy/scorers/rank.py"), "--nats", url)
 	c.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(root, "pkg/client/python"), "PYTHONDONTWRITEBYTECODE=1")
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Stderr = os.Stderr
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = c.Process.Signal(syscall.SIGTERM)
-		if err := c.Wait(); err != nil {
-			t.Errorf("worker: %v", err)
-		}
-	})
-	for lines := bufio.NewScanner(out); lines.Scan(); {
-		if strings.Contains(lines.Text(), "answers for nats:rank") {
-			return
-		}
-	}
-	t.Fatal("the worker does not listen")
+	startListening(t, c, "rank is loaded", "answers for nats:rank")
 }

@@ -147,7 +147,8 @@ func (s *Scorer) ScoreGroup(ctx context.Context, g scorer.Group) []scorer.Result
 		if err != nil {
 			return nil, fmt.Errorf("encode request: %w", err)
 		}
-		reply, err := s.send(ctx, data, sent.Trace, fmt.Sprintf("%d samples", len(sent.Members)))
+		what := fmt.Sprintf("%d samples", len(sent.Members))
+		reply, err := s.send(ctx, data, sent.Trace, what, sent.Members[0].Text == nil)
 		if err != nil {
 			return nil, err
 		}
@@ -234,12 +235,13 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 		what = fmt.Sprintf("an image of %d, %d frames and %d conditions", len(sample.Image), len(sample.Frames),
 			len(sample.Conditions))
 	}
-	return s.send(ctx, data, in.Trace, what)
+	return s.send(ctx, data, in.Trace, what, in.Text == nil)
 }
 
-// send sends a request with what to a worker and returns its reply. A request that is larger than the server allows is
-// a final error, a missing answer a temporary one.
-func (s *Scorer) send(ctx context.Context, data []byte, trace map[string][]string, what string) ([]byte, error) {
+// send sends a request with what, files or a text, to a worker and returns its reply. A request that is larger than the
+// server allows is a final error, a missing answer a temporary one.
+func (s *Scorer) send(ctx context.Context, data []byte, trace map[string][]string, what string, files bool,
+) ([]byte, error) {
 	if s.nc == nil {
 		return nil, s.unavailable(ctx, errors.New("no connection to a NATS server"))
 	}
@@ -250,8 +252,12 @@ func (s *Scorer) send(ctx context.Context, data []byte, trace map[string][]strin
 		return nil, s.unavailable(ctx, fmt.Errorf("wait for one of %d requests to end: %w", cap(s.slots), ctx.Err()))
 	}
 	if limit := s.nc.MaxPayload(); limit > 0 && int64(len(data)) > limit {
-		return nil, fmt.Errorf("request of %d bytes with %s, images as %s: the NATS server takes %d; raise its "+
-			"max_payload, set image: jpeg or fewer frames, or use an http scorer", len(data), what, s.cfg.Image, limit)
+		smaller := ""
+		if files {
+			what, smaller = what+", as "+s.cfg.Image, ", set image: jpeg or fewer frames"
+		}
+		return nil, fmt.Errorf("request of %d bytes with %s: the NATS server takes %d; raise its max_payload%s, or "+
+			"use an http scorer", len(data), what, limit, smaller)
 	}
 	patience := wire.Patience(ctx, s.cfg.Timeout)
 	asked, cancel := context.WithTimeout(ctx, patience)
