@@ -32,7 +32,7 @@ func ofGroup(t testing.TB, uid schemas.UID, i, n, least int64, rewards ...string
 func ended(t testing.TB, of *schemas.Trajectory, reason, why string) *schemas.Trajectory {
 	t.Helper()
 	return &schemas.Trajectory{
-		Identity: of.Identity, Provenance: schemas.Provenance{Attempt: "a"}, Group: of.Group,
+		Identity: of.Identity, Provenance: schemas.Provenance{Attempt: "a", Timings: of.Timings}, Group: of.Group,
 		Outcome: schemas.Outcome{StopReason: reason, Error: why},
 	}
 }
@@ -300,7 +300,7 @@ func TestService_GroupDeadline(t *testing.T) {
 	now := time.Now()
 	for i := range int64(2) {
 		tr := ofGroup(t, "g", i, 3, 2, "nats:rank")
-		tr.Group.Created, tr.Group.Deadline = now.UnixNano(), now.Add(4*time.Second).UnixNano()
+		tr.Group.Created, tr.Group.Deadline = now.UnixNano(), now.Add(16*time.Second).UnixNano()
 		late.Group = tr.Group
 		p.put(t, tr)
 	}
