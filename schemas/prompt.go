@@ -72,6 +72,9 @@ type Routing struct {
 	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName" absent:"any"`
 	// MinPolicyVersion holds the prompt until a sampler of the lane serves these weights, or newer ones.
 	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty" range:"0.." default:"0"`
+	// PolicyVersion has the samples made with these weights of the lane, whatever is served by then, so that versions
+	// can be compared with the same prompts and noise. The prompt waits for a version that is still to come.
+	PolicyVersion *int64 `msgpack:"policy_version,omitempty" range:"0.." absent:"the newest" flag:"at-version"`
 	// Priority orders waiting requests of a lane inside one sampler, higher first.
 	Priority *int64 `msgpack:"priority,omitempty" range:"-MaxPriority..MaxPriority" default:"0" flag:"priority"`
 }

@@ -27,6 +27,8 @@ type Request struct {
 	Prune            *Prune `msgpack:"prune,omitempty" for:"image"`
 	Priority         int64  `msgpack:"priority" range:"-MaxPriority..MaxPriority"`
 	MinPolicyVersion int64  `msgpack:"min_policy_version" range:"0.."`
+	// PolicyVersion is the version of the weights that the sample is made with; absent: the newest.
+	PolicyVersion *int64 `msgpack:"policy_version,omitempty" range:"0.."`
 	// Group is the part of the prompt that the reward and advantage services work by.
 	Group Group `msgpack:"group"`
 }

@@ -137,6 +137,12 @@ func guidanceSamples(t testing.TB) []sample {
 			e.ScheduleDigest = e.ComputeScheduleDigest()
 			return e
 		}()},
+		{"prompt-at-version", &schemas.Prompt{Prompt: "x", Routing: schemas.Routing{PolicyVersion: new(int64(3))}}},
+		{"request-at-version", func() *schemas.Request {
+			r := fullRequest(t)
+			r.MinPolicyVersion, r.PolicyVersion = 0, new(int64(3))
+			return r
+		}()},
 		{"prompt-cfg-scale-2", &schemas.Prompt{
 			Prompt: "x", ImageSettings: schemas.ImageSettings{TrueCFGScale: new(4.0), TrueCFGScale2: new(3.0)},
 		}},

@@ -32,6 +32,10 @@ func (p *Prompt) checkRules(f *faults) {
 		f.add("substitutes", strconv.Itoa(len(p.Substitutes)),
 			"must be absent beside conditions, which are of one prompt")
 	}
+	if exact, least := p.PolicyVersion, p.MinPolicyVersion; exact != nil && least != nil && *exact < *least {
+		f.add("policy_version", strconv.FormatInt(*exact, 10),
+			fmt.Sprintf("must be at least min_policy_version, %d", *least))
+	}
 	p.checkSegment(f)
 	p.checkScheduled(f)
 	p.checkTree(f)

@@ -262,13 +262,29 @@ func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*sc
 	if version == p.PolicyVersion {
 		return p, nil
 	}
-	history, err := b.PolicyHistory(ctx, p.Lane)
-	for _, older := range slices.Backward(history) {
-		if older.PolicyVersion == version {
-			return older, err
+	older, err := b.PolicyOf(ctx, p.Lane, version)
+	if errors.Is(err, ErrNotFound) {
+		return p, nil
+	}
+	return older, err
+}
+
+// PolicyOf returns a version of a lane, the last with that number. ErrNotFound names those that are stored.
+func (b *Bus) PolicyOf(ctx context.Context, lane schemas.Lane, version int64) (*schemas.Policy, error) {
+	history, err := b.PolicyHistory(ctx, lane)
+	if err != nil {
+		return nil, err
+	}
+	var stored []string
+	for _, p := range slices.Backward(history) {
+		if p.PolicyVersion == version {
+			return p, nil
+		}
+		if len(stored) < 10 {
+			stored = append(stored, strconv.FormatInt(p.PolicyVersion, 10))
 		}
 	}
-	return p, err
+	return nil, fmt.Errorf("%w: the newest versions of lane %q are %s", ErrNotFound, lane, strings.Join(stored, ", "))
 }
 
 // StoreID names the store of the server, as long as it keeps the history of its policies: the digits of when that

@@ -210,6 +210,10 @@ type Prompt struct {
 	// MinPolicyVersion: holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥
 	// 0). Default: 0.
 	MinPolicyVersion int64
+	// PolicyVersion: has the samples made with these weights of the lane, whatever is served by then, so that versions
+	// can be compared with the same prompts and noise. The prompt waits for a version that is still to come (integer
+	// ≥ 0). Default: the newest.
+	PolicyVersion Optional[int64]
 	// Priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000).
 	// Default: 0.
 	Priority int64
@@ -498,6 +502,10 @@ type StageSpec struct {
 	// MinPolicyVersion: holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥
 	// 0). Default: 0.
 	MinPolicyVersion int64
+	// PolicyVersion: has the samples made with these weights of the lane, whatever is served by then, so that versions
+	// can be compared with the same prompts and noise. The prompt waits for a version that is still to come (integer
+	// ≥ 0). Default: the newest.
+	PolicyVersion Optional[int64]
 	// Priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000).
 	// Default: 0.
 	Priority int64

@@ -25,11 +25,13 @@ type Comparison struct {
 	Total int    `json:"total"`
 	// MeanA and MeanB are over the pairs of which both have a mean; Better, Worse and Equal count these by their
 	// change.
-	MeanA  *float64 `json:"mean_a"`
-	MeanB  *float64 `json:"mean_b"`
-	Better int      `json:"better"`
-	Worse  int      `json:"worse"`
-	Equal  int      `json:"equal"`
+	MeanA *float64 `json:"mean_a"`
+	MeanB *float64 `json:"mean_b"`
+	// ChangeError is the standard error of MeanB - MeanA over these pairs; null of fewer than two.
+	ChangeError *float64 `json:"change_error"`
+	Better      int      `json:"better"`
+	Worse       int      `json:"worse"`
+	Equal       int      `json:"equal"`
 	// Settings are those in which the runs differ.
 	Settings []differing `json:"settings"`
 }
@@ -127,7 +129,18 @@ func (x *Comparison) count(pairs []pair) {
 			x.Equal++
 		}
 	}
-	if n > 0 {
-		x.MeanA, x.MeanB = new(a/n), new(b/n)
+	if n == 0 {
+		return
+	}
+	x.MeanA, x.MeanB = new(a/n), new(b/n)
+	squares := 0.0
+	for i := range pairs {
+		if c := pairs[i].Change; c != nil {
+			d := *c - (b-a)/n
+			squares += d * d
+		}
+	}
+	if n > 1 {
+		x.ChangeError = new(math.Sqrt(squares / (n - 1) / n))
 	}
 }

@@ -258,7 +258,7 @@ def schedule_digest(e):
 NO_SAMPLING = {
     "v", "run", "uid", "sample_index", "stage", "group_size", "lane", "base_digest", "text", "return_step_indices",
     "checkpoint_step_indices", "debug", "return_conditioning", "schedule_digest", "prune", "priority",
-    "min_policy_version", "group",
+    "min_policy_version", "policy_version", "group",
 }
 """The fields of a request that are not of its part Sampling."""
 

@@ -37,7 +37,7 @@ func runsCommand(a *app) *cobra.Command {
   meander runs tag night baseline
   meander runs rm night`,
 	}
-	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsPromptsCommand(a), runsRmCommand(a))
+	c.AddCommand(runsLsCommand(a), runsShowCommand(a), runsCompareCommand(a), runsPromptsCommand(a), runsRmCommand(a))
 	c.AddCommand(runsTagCommand(a), runsNoteCommand(a))
 	c.AddCommand(runsExportCommand(a), runsReadCommand(a), runsImportCommand(a), runsReplayCommand(a))
 	return c

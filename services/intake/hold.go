@@ -307,6 +307,8 @@ func (s *service) findVersion(ctx context.Context, v *laneView, p *schemas.Promp
 		if newest := v.newest[policy.Lane]; PolicyPending(p, newest) == "" {
 			waiting, err = s.whyNotServed(ctx, newest)
 		}
+	} else if p.PolicyVersion != nil && *p.PolicyVersion != policy.PolicyVersion {
+		err = s.lanes.checkVersion(ctx, policy, *p.PolicyVersion)
 	}
 	return waiting, err
 }

@@ -2,6 +2,7 @@ package intake
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -184,6 +185,29 @@ func (l *lanes) whyRefused(ctx context.Context, p *schemas.Policy) (string, erro
 		l.refusals[p.Lane] = refusals
 	}
 	return l.refusals[p.Lane][p.PolicyVersion], nil
+}
+
+// checkVersion refuses a version of a lane that its samplers cannot go back to from the policy that they serve.
+func (l *lanes) checkVersion(ctx context.Context, served *schemas.Policy, version int64) error {
+	p, err := l.bus.PolicyOf(ctx, served.Lane, version)
+	why := ""
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		why = err.Error()
+	case err != nil:
+		return err
+	case p.BaseDigest != served.BaseDigest:
+		why = fmt.Sprintf("it is of the checkpoint %.16s, lane %q serves %.16s", p.BaseDigest, p.Lane,
+			served.BaseDigest)
+	default:
+		if why, err = l.whyRefused(ctx, p); why != "" {
+			why = fmt.Sprintf("the samplers of lane %q have refused it (%s)", p.Lane, why)
+		}
+	}
+	if why != "" {
+		err = bus.Terminal(schemas.CodeInvalid, fmt.Errorf("policy_version: %d; %s", version, why))
+	}
+	return err
 }
 
 // joinLanes lists lanes for a message, separated by commas.

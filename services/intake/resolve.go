@@ -83,18 +83,23 @@ func newRequest(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, grou
 		},
 		BaseDigest: cmp.Or(p.BaseDigest, policy.Checkpoint()),
 		Sampling:   schemas.Sampling{Prompt: p.Prompt},
-		Priority:   *p.Priority, MinPolicyVersion: *p.MinPolicyVersion, Group: *group,
+		Priority:   *p.Priority, MinPolicyVersion: *p.MinPolicyVersion, PolicyVersion: p.PolicyVersion, Group: *group,
 	}
 }
 
 // PolicyPending returns what a prompt waits for if it asks for a newer policy version than the lane serves, and ""
 // otherwise. A trainer may publish prompts ahead of its updates; they wait until it has pushed the weights.
 func PolicyPending(p *schemas.Prompt, policy *schemas.Policy) string {
-	if p.MinPolicyVersion == nil || *p.MinPolicyVersion <= policy.PolicyVersion {
-		return ""
+	for _, of := range []struct {
+		field string
+		asks  *int64
+	}{{"policy_version", p.PolicyVersion}, {"min_policy_version", p.MinPolicyVersion}} {
+		if of.asks != nil && *of.asks > policy.PolicyVersion {
+			return fmt.Sprintf("%s: %d; lane %q serves version %d, push the next", of.field, *of.asks, policy.Lane,
+				policy.PolicyVersion)
+		}
 	}
-	return fmt.Sprintf("min_policy_version: %d; lane %q serves version %d, push the next", *p.MinPolicyVersion,
-		policy.Lane, policy.PolicyVersion)
+	return ""
 }
 
 // imageSettings is what all samples of a prompt for images have in common.

@@ -35,7 +35,7 @@ func (s *service) makeSample(ctx, work context.Context, c *worker, req *schemas.
 // attemptOnce makes one attempt at a sample, which may end pruned. With restarts it may return errRestart.
 func (s *service) attemptOnce(ctx, work context.Context, c *worker, req *schemas.Request, restarts bool,
 ) (*schemas.Trajectory, error) {
-	with, err := s.versions.Pin(req.MinPolicyVersion)
+	with, err := s.pin(work, req)
 	if err != nil {
 		return nil, err
 	}
@@ -86,6 +86,18 @@ func (s *service) attemptOnce(ctx, work context.Context, c *worker, req *schemas
 	return nil, err
 }
 
+// pin returns the weights that a sample begins with: the newest, or those of the version that it asks for.
+func (s *service) pin(ctx context.Context, req *schemas.Request) (*weights.Loaded, error) {
+	if req.PolicyVersion == nil {
+		return s.versions.Pin(req.MinPolicyVersion)
+	}
+	with, err := s.versions.PinVersion(ctx, *req.PolicyVersion)
+	if engine.Refused(err) {
+		return nil, engine.Invalid("policy_version: %d; %w", *req.PolicyVersion, err)
+	}
+	return with, err
+}
+
 // denoise has a scheduler step an attempt until its episode is done; a conversation waits for its interaction in
 // between.
 func (a *attempt) denoise(work context.Context) error {
@@ -132,6 +144,9 @@ func (s *service) newRecorder(req *schemas.Request, backend string, p *schemas.P
 // catchUp switches an attempt to the newest weights between two steps, if the rule of their policy says so, or returns
 // errRestart.
 func (a *attempt) catchUp(restarts bool) error {
+	if a.req.PolicyVersion != nil {
+		return nil
+	}
 	next := a.service.versions.Newest()
 	if next != a.weights && next.Policy.Rule == schemas.SwapRestart && restarts {
 		return errRestart
@@ -144,7 +159,7 @@ func (a *attempt) catchUp(restarts bool) error {
 
 // beginWithNewest gives an attempt that was just admitted the weights that came while it waited in the queue.
 func (a *attempt) beginWithNewest() {
-	if !a.recorder.Fresh() {
+	if a.req.PolicyVersion != nil || !a.recorder.Fresh() {
 		return // it took over steps, which the weights that it has have made
 	}
 	if a.switchTo(func(*weights.Loaded) bool { return true }) {

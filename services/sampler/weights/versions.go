@@ -4,7 +4,8 @@
 // A policy is a version of the weights of a lane; its change to the checkpoint is stored as blobs, or lies in a shared
 // folder (Source). Samples pin a Loaded, the weights of one policy in memory, and release it. When another becomes
 // current, the one before is retired, and closed when the last sample has released it: the next one loads only then, so
-// two at most are in memory. A device that is lost is left out.
+// two at most are in memory, and besides them Own.Resident that samples ask for by their number (PinVersion). A device
+// that is lost is left out.
 //
 // A policy that can never be loaded here is refused (engine.Refusal) and not tried again; all other errors are retried.
 // The sampler publishes a schemas.Applied for each policy that it took over or refused.
@@ -21,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/rs/zerolog"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
@@ -80,6 +82,7 @@ type Own struct {
 	WeightsDir   string  `key:"weights_dir" help:"folder that is shared with those who push whole transformers by path ('policy push --weights-dir'), maybe as another path there; default none: versions by path are refused"`
 	// PolicyVersion is the lowest version that the sampler's own weights are announced with.
 	PolicyVersion int64 `key:"policy_version" range:"0.." help:"version of the weights, stamped on every event"`
+	Resident      int   `key:"resident_versions" range:"1..64" help:"versions of the weights that stay in memory besides the newest, for prompts that ask for one (--at-version); those that were asked for last stay"`
 	// BaseDigest is the digest of the checkpoint that the sampler must have; empty: any.
 	BaseDigest string `key:"-"`
 }
@@ -87,7 +90,7 @@ type Own struct {
 // Metrics are the counters and gauges of Versions.
 type Metrics struct {
 	Version  prometheus.Gauge       `metric:"policy_version" help:"version of the weights that samples begin with"`
-	Resident prometheus.Gauge       `metric:"policy_versions_resident" help:"versions of the weights in memory: one, and the last while samples end on it"`
+	Resident prometheus.Gauge       `metric:"policy_versions_resident" help:"versions of the weights in memory: one, the last while samples end on it, and those that prompts ask for"`
 	Updates  *prometheus.CounterVec `metric:"policy_updates_total" labels:"state" help:"versions of the weights that the lane was given, by what became of them here"`
 	Load     prometheus.Observer    `metric:"policy_load_seconds" help:"time from the news of a version to the first sample that may begin with it"`
 }
@@ -98,10 +101,12 @@ type Versions struct {
 	options    Options
 	baseCanary *schemas.Canary // canary of the checkpoint without a policy; nil until the first load
 	baseDevice int             // that computed it
+	loads      chan struct{}   // held by the one load that there may be; guards the fields above
 
 	mu      sync.Mutex
 	current *Loaded
 	old     []*Loaded       // retired, not yet closed
+	held    []*Loaded       // those of PinVersion, those that were asked for last at the end
 	wanted  *schemas.Policy // the newest policy of the lane that is not handled yet; nil: none
 	epoch   int64           // the highest of the lane's policies: what is below it is refused
 	refused *schemas.Policy // the last policy that was refused: it is not tried again; nil: none
@@ -113,7 +118,9 @@ type Versions struct {
 
 // New returns Versions without weights: Begin loads the first.
 func New(o Options) *Versions {
-	return &Versions{options: o, drained: make(chan struct{}, 1), news: make(chan struct{}, 1)}
+	return &Versions{
+		options: o, loads: make(chan struct{}, 1), drained: make(chan struct{}, 1), news: make(chan struct{}, 1),
+	}
 }
 
 // ErrPolicyPending says that a request needs a newer version than the sampler has. The request is put back.
@@ -130,7 +137,91 @@ func (v *Versions) Pin(least int64) (*Loaded, error) {
 	return v.current, nil
 }
 
-// Release ends a sample's use of weights that Pin or Move returned.
+// PinVersion returns the weights of a version of the lane's history for a sample, until Release, and loads them if they
+// are not in memory. ErrPolicyPending: samples use all that may be held. A *engine.Refusal: the version is not there,
+// or cannot be loaded.
+func (v *Versions) PinVersion(ctx context.Context, version int64) (*Loaded, error) {
+	if w := v.pinResident(version); w != nil {
+		return w, nil
+	}
+	unlock, err := v.lockLoads(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if w := v.pinResident(version); w != nil { // another sample has asked for it
+		return w, nil
+	}
+	p, err := v.options.Bus.PolicyOf(ctx, v.options.Lane, version)
+	if errors.Is(err, bus.ErrNotFound) {
+		err = engine.Refuse("%w", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !v.makePlace() {
+		return nil, fmt.Errorf("%w: %d; samples use all %d besides the newest (--resident-versions)", ErrPolicyPending,
+			version, v.options.Own.Resident)
+	}
+	w, err := v.loadPolicy(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	w.users++
+	v.held = append(v.held, w)
+	v.options.Metrics.Resident.Inc()
+	return w, nil
+}
+
+// lockLoads waits until no version is being loaded.
+func (v *Versions) lockLoads(ctx context.Context) (unlock func(), err error) {
+	select {
+	case v.loads <- struct{}{}:
+		return func() { <-v.loads }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// pinResident pins a version that is in memory; nil: it is not.
+func (v *Versions) pinResident(version int64) *Loaded {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	is := func(w *Loaded) bool { return w.Version() == version }
+	if i := slices.IndexFunc(v.held, is); i >= 0 {
+		w := v.held[i]
+		v.held = append(slices.Delete(v.held, i, i+1), w)
+	}
+	all := slices.Concat([]*Loaded{v.current}, v.held, v.old)
+	i := slices.IndexFunc(all, is)
+	if i < 0 {
+		return nil
+	}
+	all[i].users++
+	return all[i]
+}
+
+// makePlace reports whether there is room for one more version besides the newest. It closes the one that was asked for
+// the longest ago of those that no sample uses.
+func (v *Versions) makePlace() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.held) < v.options.Own.Resident {
+		return true
+	}
+	i := slices.IndexFunc(v.held, func(w *Loaded) bool { return w.users == 0 })
+	if i >= 0 {
+		_ = v.held[i].close()
+		v.held = slices.Delete(v.held, i, i+1)
+		v.options.Metrics.Resident.Dec()
+		v.options.Drained()
+	}
+	return i >= 0
+}
+
+// Release ends a sample's use of weights that Pin, PinVersion or Move returned.
 func (v *Versions) Release(w *Loaded) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -168,7 +259,7 @@ func (v *Versions) Newest() *Loaded {
 func (v *Versions) Close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, w := range append(v.old, v.current) {
+	for _, w := range slices.Concat(v.old, v.held, []*Loaded{v.current}) {
 		if w != nil {
 			_ = w.close()
 			v.options.Metrics.Resident.Dec()
@@ -295,6 +386,11 @@ func (v *Versions) noteHandled(p *schemas.Policy, refusal error) {
 // takeOver loads a policy, makes it current and publishes that, or that it was refused. After an error, which may pass,
 // the caller tries again.
 func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
+	unlock, err := v.lockLoads(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	began := time.Now()
 	w, err := v.loadOfEpoch(ctx, p)
 	if err == nil {

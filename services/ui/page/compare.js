@@ -155,7 +155,11 @@ export async function compareView(query) {
         stat(
           b,
           fixed(first.mean_b),
-          first.mean_a === null ? "mean reward of these prompts" : `${signed(first.mean_b - first.mean_a)} of ${a}`,
+          first.mean_a === null
+            ? "mean reward of these prompts"
+            : `${signed(first.mean_b - first.mean_a)}${
+                first.change_error === null ? "" : ` ± ${fixed(first.change_error)}`
+              } of ${a}`,
         ),
         stat("better", String(first.better), `prompts, by ${b}`),
         stat("worse", String(first.worse), `prompts; ${first.equal} are equal`),

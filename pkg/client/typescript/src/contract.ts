@@ -1168,6 +1168,8 @@ export interface Prompt {
   base_digest?: string | null;
   /** min_policy_version holds the prompt until a sampler of the lane serves these weights, or newer ones. */
   min_policy_version?: Integer | null;
+  /** policy_version has the samples made with these weights of the lane, whatever is served by then, so that versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come. Default: the newest. */
+  policy_version?: Integer | null;
   /** priority orders waiting requests of a lane inside one sampler, higher first. */
   priority?: number | null;
   /** group_size is n, the number of samples of the prompt. */
@@ -1450,6 +1452,8 @@ export interface Request {
   priority: number;
   /** a sampler with older weights leaves the request to others */
   min_policy_version: Integer;
+  /** policy_version is the version of the weights that the sample is made with; absent: the newest. */
+  policy_version?: Integer | null;
   /** group is the part of the prompt that the reward and advantage services work by. */
   group: Group;
 }
@@ -1658,6 +1662,8 @@ export interface Routing {
   base_digest?: string | null;
   /** min_policy_version holds the prompt until a sampler of the lane serves these weights, or newer ones. */
   min_policy_version?: Integer | null;
+  /** policy_version has the samples made with these weights of the lane, whatever is served by then, so that versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come. Default: the newest. */
+  policy_version?: Integer | null;
   /** priority orders waiting requests of a lane inside one sampler, higher first. */
   priority?: number | null;
 }
@@ -2114,6 +2120,8 @@ export interface StageSpec {
   base_digest?: string | null;
   /** min_policy_version holds the prompt until a sampler of the lane serves these weights, or newer ones. */
   min_policy_version?: Integer | null;
+  /** policy_version has the samples made with these weights of the lane, whatever is served by then, so that versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come. Default: the newest. */
+  policy_version?: Integer | null;
   /** priority orders waiting requests of a lane inside one sampler, higher first. */
   priority?: number | null;
   /** interaction makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and conditions and may end the sample. Default: a lane makes the stage. */
@@ -2987,7 +2995,7 @@ export const structs: Record<string, Record<string, string>> = {
   Preference: {"a":"int","b":"int","p":"number"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
-  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
+  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   RatedMember: {"detail":"str?","error":"str?","sample_index":"int","trajectory_seq":"int","value":"number?"},
@@ -2997,7 +3005,7 @@ export const structs: Record<string, Record<string, string>> = {
   Refill: {"root":"str","round":"int"},
   ReflexFlow: {"alpha":"number?","beta1":"number?","beta2":"number?","keep":"str?","mode":"str?"},
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
-  Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
+  Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","policy_version":"int?","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
   Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","stages":"[StageScored]?","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
   RewardSpec: {"ground_truth":"any??","group_min":"int?","name":"str","params":"map?","required":"bool?","stage":"str?","track":"str?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
@@ -3006,7 +3014,7 @@ export const structs: Record<string, Record<string, string>> = {
   RolledStep: {"a":"number","a_next":"number","base":"int","compat":"str","from":"int","order":"int","sampler":"str","source":"int","to":"int","u":"number","u_next":"number"},
   Rollout: {"checkpoint_every":"int?","debug":"[str]","latents_dtype":"str?","log_prob_kind":"str?","noise_level":"number?","return_conditioning":"bool?","return_step_indices":"[int]","sde_step_indices":"[int]","sde_type":"str?","sde_window":"SDEWindow?","solver":"str?"},
   Room: {"disk":"bool?","enough":"int?","held":"int","need":"int?","since":"int?","turn":"int?","waiting":"int?","wants":"int?"},
-  Routing: {"base_digest":"str?","min_policy_version":"int?","model":"str?","priority":"int?"},
+  Routing: {"base_digest":"str?","min_policy_version":"int?","model":"str?","policy_version":"int?","priority":"int?"},
   RunStatus: {"by":"str?","cancelled":"int","closed":"int","failed":"int?","groups":"int","lost":"int?","open_batches":"int","outcomes":"[OutcomeCount]?","parked":"int","reason":"str?","refused":"int?","rewards":"int","since":"int?","state":"str","trajectories":"int","waiting":"int","waits_for":"str?"},
   SDEWindow: {"iteration":"int?","iters_per_group":"int?","range":"[int]","seed":"int?","size":"int","strategy":"str?"},
   SampleTimings: {"decode_ns":"int","denoise_ns":"int","encode_ns":"int","finished":"int","received":"int","started":"int"},
@@ -3025,7 +3033,7 @@ export const structs: Record<string, Record<string, string>> = {
   SegmentStop: {"decode":"bool?","step_index":"int"},
   StageResult: {"sample_index":"int","stage":"str","trajectory_seq":"int"},
   StageScored: {"content_digest":"str","lane":"str","policy_version_max":"int","policy_version_min":"int","sample_index":"int","schedule_digest":"str","segments":"[int]?","stage":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int"},
-  StageSpec: {"arguments":"map?","base_digest":"str?","cfg_from":"number?","cfg_until":"number?","children":"int?","conditions":"[Condition]?","credit":"[CreditShare]?","frames":"int?","frozen":"bool?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","interaction":"Interaction?","messages":"[Message]?","min_policy_version":"int?","model":"str?","name":"str","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
+  StageSpec: {"arguments":"map?","base_digest":"str?","cfg_from":"number?","cfg_until":"number?","children":"int?","conditions":"[Condition]?","credit":"[CreditShare]?","frames":"int?","frozen":"bool?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","interaction":"Interaction?","messages":"[Message]?","min_policy_version":"int?","model":"str?","name":"str","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   Start: {"branch":"Branch?","data":"Data?","latents":"Tensor?","sigma":"number?","step_index":"int?"},
   Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},
   StepRef: {"attempt":"str?","digest":"str","seq":"int"},

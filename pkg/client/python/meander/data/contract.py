@@ -2212,6 +2212,9 @@ class Prompt(TypedDict):
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
+    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
+        versions can be compared with the same prompts and noise. The prompt waits for a version that is
+        still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     group_size: n, the number of samples of the prompt (integer 1 to 1024). Default: 8.
@@ -2332,6 +2335,10 @@ class Prompt(TypedDict):
     Default: any."""
     min_policy_version: NotRequired[int | None]
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
+    policy_version: NotRequired[int | None]
+    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
+    0). Default: the newest."""
     priority: NotRequired[int | None]
     """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
     group_size: NotRequired[int | None]
@@ -2718,6 +2725,8 @@ class Request(TypedDict):
     prune: ends the sample in the middle where its log-probs are out of bounds (map).
     priority: waiting requests with a higher one go first (integer -1000000 to 1000000).
     min_policy_version: a sampler with older weights leaves the request to others (integer ≥ 0).
+    policy_version: the version of the weights that the sample is made with; absent: the newest (integer ≥
+        0).
     group: the part of the prompt that the reward and advantage services work by (map).
     """
 
@@ -2829,6 +2838,8 @@ class Request(TypedDict):
     """waiting requests with a higher one go first (integer -1000000 to 1000000)."""
     min_policy_version: int
     """a sampler with older weights leaves the request to others (integer ≥ 0)."""
+    policy_version: NotRequired[int | None]
+    """the version of the weights that the sample is made with; absent: the newest (integer ≥ 0)."""
     group: Group
     """the part of the prompt that the reward and advantage services work by (map)."""
 
@@ -3216,6 +3227,9 @@ class Routing(TypedDict):
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
+    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
+        versions can be compared with the same prompts and noise. The prompt waits for a version that is
+        still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     """
@@ -3228,6 +3242,10 @@ class Routing(TypedDict):
     Default: any."""
     min_policy_version: NotRequired[int | None]
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
+    policy_version: NotRequired[int | None]
+    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
+    0). Default: the newest."""
     priority: NotRequired[int | None]
     """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
 
@@ -4055,6 +4073,9 @@ class StageSpec(TypedDict):
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
+    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
+        versions can be compared with the same prompts and noise. The prompt waits for a version that is
+        still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and
@@ -4153,6 +4174,10 @@ class StageSpec(TypedDict):
     Default: any."""
     min_policy_version: NotRequired[int | None]
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
+    policy_version: NotRequired[int | None]
+    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
+    0). Default: the newest."""
     priority: NotRequired[int | None]
     """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
     interaction: NotRequired[Interaction | None]

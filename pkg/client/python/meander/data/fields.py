@@ -532,6 +532,9 @@ class Routing(TypedDict, total=False):
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
+    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
+        versions can be compared with the same prompts and noise. The prompt waits for a version that is
+        still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     """
@@ -544,6 +547,10 @@ class Routing(TypedDict, total=False):
     Default: any."""
     min_policy_version: int
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
+    policy_version: int
+    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
+    0). Default: the newest."""
     priority: int
     """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
 
@@ -713,6 +720,9 @@ class StageSpec(TypedDict, total=False):
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
+    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
+        versions can be compared with the same prompts and noise. The prompt waits for a version that is
+        still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and
@@ -811,6 +821,10 @@ class StageSpec(TypedDict, total=False):
     Default: any."""
     min_policy_version: int
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
+    policy_version: int
+    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
+    0). Default: the newest."""
     priority: int
     """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
     interaction: Interaction
@@ -1054,6 +1068,9 @@ class PromptFields(TypedDict, total=False):
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
+    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
+        versions can be compared with the same prompts and noise. The prompt waits for a version that is
+        still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     group_size: n, the number of samples of the prompt (integer 1 to 1024). Default: 8.
@@ -1161,6 +1178,10 @@ class PromptFields(TypedDict, total=False):
     Default: any."""
     min_policy_version: int
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
+    policy_version: int
+    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
+    0). Default: the newest."""
     priority: int
     """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
     group_size: int
@@ -1244,6 +1265,7 @@ class UpdateNumbers(TypedDict, total=False):
 ALIASES: dict[str, str] = {
     "steps": "num_inference_steps",
     "lane": "model",
+    "at_version": "policy_version",
     "n": "group_size",
     "sde_steps": "sde_step_indices",
     "return_steps": "return_step_indices",

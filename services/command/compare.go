@@ -1,0 +1,153 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/meander-rl/meander/pkg/view"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/internal/present"
+)
+
+// runsCompareCommand makes the command 'meander runs compare'.
+func runsCompareCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "compare RUN RUN", Args: cobra.ExactArgs(2), Short: "compare the rewards of the prompts that two runs have",
+		Long: `compare joins the groups of two runs that have the same uid, or else the same prompt. It prints in which
+settings the runs differ, the mean rewards, how much the second run is better with the standard error of that
+over prompts, and the prompts with the largest changes.`,
+		Example: "  meander runs compare night morning",
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
+			for _, name := range given {
+				if _, err := storedRun(c.Context(), conn.Bus, name); err != nil {
+					return err
+				}
+			}
+			return a.compareRuns(c.Context(), conn, schemas.Run(given[0]), schemas.Run(given[1]), c.OutOrStdout())
+		}),
+	}
+}
+
+// compareRuns prints the comparison of two runs.
+func (a *app) compareRuns(ctx context.Context, conn *connection, first, second schemas.Run, out io.Writer) error {
+	reader := newReader(ctx, conn.Bus, true)
+	defer reader.Close()
+	x, err := reader.Compare(ctx, first, second, 0)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return encode(out, x)
+	}
+	if x.Total == 0 {
+		return usage(fmt.Errorf("runs %s and %s have no prompt in common", first, second))
+	}
+	t := present.New("SETTING", string(first), string(second))
+	for _, s := range x.Settings {
+		t.Row(s.Name, present.OrDash(s.A), present.OrDash(s.B))
+	}
+	t.Print(out)
+	t = present.New("PROMPT", string(first), string(second), "CHANGE")
+	t.Row(fmt.Sprintf("all %d", x.Total), meanOf(x.MeanA), meanOf(x.MeanB), changeLine(x))
+	for i := range x.Pairs[:min(len(x.Pairs), mostPairs)] {
+		p := &x.Pairs[i]
+		change := present.OrDash("")
+		if p.Change != nil {
+			change = fmt.Sprintf("%+.3f", *p.Change)
+		}
+		t.Row(present.Cut(cmp.Or(p.Prompt, string(p.A.UID)), 60), meanOf(p.A.Mean), meanOf(p.B.Mean), change)
+	}
+	fmt.Fprintln(out)
+	t.Print(out)
+	fmt.Fprintf(out, "\n%s is better at %s, worse at %d, equal at %d\n", second, present.Count(x.Better, "prompt"),
+		x.Worse, x.Equal)
+	return nil
+}
+
+// meanOf formats a mean; "-" where there is none.
+func meanOf(mean *float64) string {
+	if mean == nil {
+		return present.OrDash("")
+	}
+	return fmt.Sprintf("%.3f", *mean)
+}
+
+// mostPairs is how many prompts a comparison lists.
+const mostPairs = 10
+
+// changeLine returns the mean change of a comparison with its standard error, where there is one.
+func changeLine(x *view.Comparison) string {
+	if x.MeanA == nil || x.MeanB == nil {
+		return present.OrDash("")
+	}
+	line := fmt.Sprintf("%+.3f", *x.MeanB-*x.MeanA)
+	if x.ChangeError != nil {
+		line += fmt.Sprintf(" ± %.3f", *x.ChangeError)
+	}
+	return line
+}
+
+// policyCompareCommand makes the command 'meander policy compare'.
+func policyCompareCommand(a *app) *cobra.Command {
+	r := &runner{app: a, services: defaultServices()}
+	c := &cobra.Command{
+		Use: "compare VERSION VERSION [PROMPT ...]", Args: cobra.MinimumNArgs(2),
+		Short: "make the same samples with two versions of the weights, and compare their rewards",
+		Long: `compare makes a run with each of two versions of a lane, of the same prompts, seeds and noise, and compares
+their rewards. What trains goes on: samplers hold the versions beside the newest (--resident-versions). The
+runs are NAME-v1 and NAME-v3; the same command goes on with runs that were left. Seeds are 0 where --seed and the
+file of prompts say nothing.`,
+		Example: `  meander policy compare 0 3 --prompts held-out.txt --validation
+  meander policy compare 1 3 'a red sign that says "OPEN"' --group-size 16 --run check`,
+		RunE: func(c *cobra.Command, given []string) error {
+			versions, texts := given[:2], given[2:]
+			if err := r.check(); err != nil {
+				return err
+			}
+			if err := r.fetchPrompts(c.Context(), &r.prompts.datasetFlags); err != nil {
+				return err
+			}
+			r.stdin = c.InOrStdin()
+			prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
+			if err != nil {
+				return err
+			}
+			runs, name := [2]schemas.Run{}, r.id
+			for i, version := range versions {
+				if runs[i], err = r.runVersion(c, name, version, prompts); err != nil {
+					return err
+				}
+			}
+			return a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+				return a.compareRuns(c.Context(), conn, runs[0], runs[1], c.OutOrStdout())
+			})(c, nil)
+		},
+	}
+	addSection(c.Flags(), outputSection, func(f *pflag.FlagSet) { r.output(f, "out") })
+	r.prompts.addFlags(c.Flags())
+	addSection(c.Flags(), pipelineSection, func(f *pflag.FlagSet) { pipelineFlags(f, &r.services) })
+	addSection(c.Flags(), limitSection, r.services.limits.Flags)
+	return c
+}
+
+// runVersion makes the run of one version of the weights.
+func (r *runner) runVersion(c *cobra.Command, name schemas.Run, version string, prompts []prompt) (schemas.Run, error) {
+	n, err := strconv.ParseUint(version, 10, 63)
+	if err != nil {
+		return "", usage(fmt.Errorf("VERSION: %q; must be the number of a version, see 'meander policy ls'", version))
+	}
+	for i := range prompts {
+		prompts[i].body["policy_version"] = int64(n)
+		if prompts[i].body["seed"] == nil {
+			prompts[i].body["seed"] = int64(0)
+		}
+	}
+	r.id = schemas.Run(fmt.Sprintf("%s-v%d", name, n))
+	return r.id, r.run(c.Context(), prompts, io.Discard, c.ErrOrStderr())
+}
