@@ -30,16 +30,16 @@ import (
 // Config is the settings of one reward function.
 type Config struct {
 	// Image is the format of images in requests: png, or jpeg of quality 95, which is smaller.
-	Image string `yaml:"image"`
+	Image string `key:"image" enum:"ScoreImageFormats"`
 	// Frames is the most frames of a video that are sent beside the one in the middle, evenly spaced; 0 or 1: none,
 	// 1024: all of any video.
-	Frames int `yaml:"frames"`
+	Frames int `key:"frames" range:"0..MaxFrames"`
 	// Timeout bounds one request.
-	Timeout time.Duration `yaml:"timeout"`
+	Timeout time.Duration `key:"timeout" range:"(0s..1h]"`
 	// Concurrency is how many requests run at once.
-	Concurrency int `yaml:"concurrency"`
+	Concurrency int `key:"concurrency" range:"1..1024"`
 	// Version names what the workers run; it is a part of Scorer.Version.
-	Version string `yaml:"version"`
+	Version string `key:"version" size:"0..128"`
 }
 
 // DefaultConfig returns the settings of an instance that is in no file.
@@ -48,19 +48,7 @@ func DefaultConfig() Config {
 }
 
 // Validate joins all faults; each names its field.
-func (c Config) Validate() error {
-	errs := []error{wire.CheckImage(c.Image), wire.CheckFrames(c.Frames)}
-	if c.Timeout <= 0 || c.Timeout > time.Hour {
-		errs = append(errs, fmt.Errorf("timeout: %v; must be above 0, at most 1h", c.Timeout))
-	}
-	if c.Concurrency < 1 || c.Concurrency > 1024 {
-		errs = append(errs, fmt.Errorf("concurrency: %d; must be 1 to 1024", c.Concurrency))
-	}
-	if len(c.Version) > 128 {
-		errs = append(errs, fmt.Errorf("version: %d bytes; must be at most 128", len(c.Version)))
-	}
-	return errors.Join(errs...)
-}
+func (c Config) Validate() error { return schemas.CheckFields(&c) }
 
 // Scorer is a scorer.Detailer and a scorer.GroupScorer. It may be used concurrently.
 type Scorer struct {

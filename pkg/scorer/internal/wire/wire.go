@@ -163,25 +163,6 @@ func CheckName(name string) error {
 	return nil
 }
 
-// CheckImage refuses an unknown format of images.
-func CheckImage(format string) error {
-	if format != PNG && format != JPEG {
-		return fmt.Errorf("image: %q; must be %s or %s", format, PNG, JPEG)
-	}
-	return nil
-}
-
-// maxFrames bounds the frames of a request: events have no more.
-const maxFrames = 1 << 10
-
-// CheckFrames refuses a number of frames that no video has.
-func CheckFrames(n int) error {
-	if n < 0 || n > maxFrames {
-		return fmt.Errorf("frames: %d; must be 0 to %d", n, maxFrames)
-	}
-	return nil
-}
-
 // Number returns a decoded value as a score. If it is not a finite number, the error shows it.
 func Number(v any) (float64, error) {
 	var x float64
