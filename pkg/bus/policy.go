@@ -269,22 +269,64 @@ func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*sc
 	return older, err
 }
 
-// PolicyOf returns a version of a lane, the last with that number. ErrNotFound names those that are stored.
+// PolicyOf returns a version of a lane, the last with that number. ErrNotFound says which there are.
 func (b *Bus) PolicyOf(ctx context.Context, lane schemas.Lane, version int64) (*schemas.Policy, error) {
 	history, err := b.PolicyHistory(ctx, lane)
 	if err != nil {
 		return nil, err
 	}
-	var stored []string
 	for _, p := range slices.Backward(history) {
 		if p.PolicyVersion == version {
 			return p, nil
 		}
-		if len(stored) < 10 {
-			stored = append(stored, strconv.FormatInt(p.PolicyVersion, 10))
+	}
+	return nil, fmt.Errorf("version %d of lane %q: %w; must be one of %s", version, lane, ErrNotFound,
+		PolicyVersions(history))
+}
+
+// PolicyVersions lists the version numbers of a lane's history for an error or a help text, the newest first; of many
+// it lists the first and counts the rest.
+func PolicyVersions(history []*schemas.Policy) string {
+	const most = 16
+	var names []string
+	for _, p := range slices.Backward(history) {
+		if len(names) == most {
+			return fmt.Sprintf("%s, or one of %d older", strings.Join(names, ", "), len(history)-most)
+		}
+		names = append(names, strconv.FormatInt(p.PolicyVersion, 10))
+	}
+	return strings.Join(names, ", ")
+}
+
+// EarlierPolicy returns a version of the lane of a policy. unfit says why its samplers cannot use it: they refused it,
+// it is of another checkpoint, or its files are no longer stored. ErrNotFound: the lane has no such version.
+func (b *Bus) EarlierPolicy(ctx context.Context, current *schemas.Policy, version int64) (p *schemas.Policy,
+	unfit, err error,
+) {
+	if p, err = b.PolicyOf(ctx, current.Lane, version); err != nil {
+		return nil, nil, err
+	}
+	refused, err := b.PolicyRefusals(ctx, current.Lane)
+	if err != nil {
+		return nil, nil, err
+	}
+	switch why := refused[version]; {
+	case why != "" && !p.IsCheckpoint():
+		return p, fmt.Errorf("was refused by the samplers (%s); must be one that was taken over, see 'meander policy "+
+			"ls'", why), nil
+	case p.BaseDigest != current.BaseDigest:
+		return p, fmt.Errorf("must be of the checkpoint that lane %q serves, %.16s", current.Lane,
+			current.BaseDigest), nil
+	}
+	for _, file := range p.Files() {
+		if file.Path != "" {
+			continue // samplers look at it
+		}
+		if err := b.HasBlob(ctx, file.Blob()); err != nil {
+			return p, fmt.Errorf("its weights are not stored any more: %w", err), nil
 		}
 	}
-	return nil, fmt.Errorf("%w: the newest versions of lane %q are %s", ErrNotFound, lane, strings.Join(stored, ", "))
+	return p, nil, nil
 }
 
 // StoreID names the store of the server, as long as it keeps the history of its policies: the digits of when that

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -197,55 +196,17 @@ func (p Push) checkBase(current *schemas.Policy) error {
 // stored.
 func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (*schemas.Policy, error) {
 	return c.publishNext(ctx, push, func(current *schemas.Policy) (*schemas.Policy, error) {
-		history, err := c.bus.PolicyHistory(ctx, current.Lane)
+		p, unfit, err := c.bus.EarlierPolicy(ctx, current, version)
+		if err == nil && unfit != nil {
+			err = refusedPolicy("version: %d; %w", version, unfit)
+		}
 		if err != nil {
 			return nil, err
 		}
-		refused, err := c.bus.PolicyRefusals(ctx, current.Lane)
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range slices.Backward(history) {
-			switch why := refused[version]; {
-			case p.PolicyVersion != version:
-			case why != "" && !p.IsCheckpoint():
-				return nil, refusedPolicy("version: %d; was refused by the samplers (%s); "+
-					"must be one that was taken over, see 'meander policy ls'", version, why)
-			case p.BaseDigest != current.BaseDigest:
-				return nil, refusedPolicy("version: %d; must be of the checkpoint that lane %q serves, %.16s", version,
-					current.Lane, current.BaseDigest)
-			default:
-				next := *current
-				next.Adapter, next.Weights, next.WeightsDigest, next.Rollback = p.Adapter, p.Weights, p.WeightsDigest,
-					&version
-				for _, file := range p.Files() {
-					if file.Path != "" {
-						continue // samplers look at it
-					}
-					if err := c.bus.HasBlob(ctx, file.Blob()); err != nil {
-						return nil, refusedPolicy("version: %d; its weights are not stored any more: %w", version, err)
-					}
-				}
-				return &next, nil
-			}
-		}
-		return nil, fmt.Errorf("version %d of lane %q: %w; must be one of %s",
-			version, current.Lane, ErrNotFound, Versions(history))
+		next := *current
+		next.Adapter, next.Weights, next.WeightsDigest, next.Rollback = p.Adapter, p.Weights, p.WeightsDigest, &version
+		return &next, nil
 	})
-}
-
-// Versions lists the version numbers of a lane's history for an error or a help text, the newest first; of many it
-// lists the first and counts the rest.
-func Versions(history []*schemas.Policy) string {
-	const most = 16
-	var names []string
-	for _, p := range slices.Backward(history) {
-		if len(names) == most {
-			return fmt.Sprintf("%s, or one of %d older", strings.Join(names, ", "), len(history)-most)
-		}
-		names = append(names, strconv.FormatInt(p.PolicyVersion, 10))
-	}
-	return strings.Join(names, ", ")
 }
 
 func refusedPolicy(format string, args ...any) error {

@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -54,14 +56,11 @@ func (a *app) compareRuns(ctx context.Context, conn *connection, first, second s
 	}
 	t.Print(out)
 	t = present.New("PROMPT", string(first), string(second), "CHANGE")
-	t.Row(fmt.Sprintf("all %d", x.Total), meanOf(x.MeanA), meanOf(x.MeanB), changeLine(x))
+	t.Row(fmt.Sprintf("all %d", x.Total), results.Number(x.MeanA, "%.3f"), results.Number(x.MeanB, "%.3f"), changeLine(x))
 	for i := range x.Pairs[:min(len(x.Pairs), mostPairs)] {
 		p := &x.Pairs[i]
-		change := present.OrDash("")
-		if p.Change != nil {
-			change = fmt.Sprintf("%+.3f", *p.Change)
-		}
-		t.Row(present.Cut(cmp.Or(p.Prompt, string(p.A.UID)), 60), meanOf(p.A.Mean), meanOf(p.B.Mean), change)
+		t.Row(present.Cut(cmp.Or(p.Prompt, string(p.A.UID)), 60), results.Number(p.A.Mean, "%.3f"),
+			results.Number(p.B.Mean, "%.3f"), results.Number(p.Change, "%+.3f"))
 	}
 	fmt.Fprintln(out)
 	t.Print(out)
@@ -70,20 +69,12 @@ func (a *app) compareRuns(ctx context.Context, conn *connection, first, second s
 	return nil
 }
 
-// meanOf formats a mean; "-" where there is none.
-func meanOf(mean *float64) string {
-	if mean == nil {
-		return present.OrDash("")
-	}
-	return fmt.Sprintf("%.3f", *mean)
-}
-
 // mostPairs is how many prompts a comparison lists.
 const mostPairs = 10
 
 // changeLine returns the mean change of a comparison with its standard error, where there is one.
 func changeLine(x *view.Comparison) string {
-	if x.MeanA == nil || x.MeanB == nil {
+	if x.MeanA == nil {
 		return present.OrDash("")
 	}
 	line := fmt.Sprintf("%+.3f", *x.MeanB-*x.MeanA)
@@ -97,7 +88,7 @@ func changeLine(x *view.Comparison) string {
 func policyCompareCommand(a *app) *cobra.Command {
 	r := &runner{app: a, services: defaultServices()}
 	c := &cobra.Command{
-		Use: "compare VERSION VERSION [PROMPT ...]", Args: cobra.MinimumNArgs(2),
+		Use: "compare VERSION VERSION [PROMPT ...]", Args: cobra.ArbitraryArgs,
 		Short: "make the same samples with two versions of the weights, and compare their rewards",
 		Long: `compare makes a run with each of two versions of a lane, of the same prompts, seeds and noise, and compares
 their rewards. What trains goes on: samplers hold the versions beside the newest (--resident-versions). The
@@ -106,17 +97,30 @@ file of prompts say nothing.`,
 		Example: `  meander policy compare 0 3 --prompts held-out.txt --validation
   meander policy compare 1 3 'a red sign that says "OPEN"' --group-size 16 --run check`,
 		RunE: func(c *cobra.Command, given []string) error {
-			versions, texts := given[:2], given[2:]
-			if err := r.check(); err != nil {
+			versions, err := twoVersions(given)
+			if err == nil && r.prompts.DryRun {
+				err = usage(errors.New("--dry-run: given; must be absent: 'meander run --dry-run' prints what one of the " +
+					"two runs takes"))
+			}
+			if err == nil {
+				err = r.check()
+			}
+			if err != nil {
 				return err
 			}
 			if err := r.fetchPrompts(c.Context(), &r.prompts.datasetFlags); err != nil {
 				return err
 			}
 			r.stdin = c.InOrStdin()
-			prompts, err := r.prompts.load(texts, c.InOrStdin(), true)
+			prompts, err := r.prompts.load(given[2:], c.InOrStdin(), true)
 			if err != nil {
 				return err
+			}
+			for _, p := range prompts {
+				if p.body["policy_version"] != nil {
+					return usage(fmt.Errorf("policy_version (--at-version): given of prompt %q; must be absent: compare "+
+						"names the versions", p.uid))
+				}
 			}
 			runs, name := [2]schemas.Run{}, r.id
 			for i, version := range versions {
@@ -136,18 +140,31 @@ file of prompts say nothing.`,
 	return c
 }
 
-// runVersion makes the run of one version of the weights.
-func (r *runner) runVersion(c *cobra.Command, name schemas.Run, version string, prompts []prompt) (schemas.Run, error) {
-	n, err := strconv.ParseUint(version, 10, 63)
-	if err != nil {
-		return "", usage(fmt.Errorf("VERSION: %q; must be the number of a version, see 'meander policy ls'", version))
+// twoVersions reads the arguments VERSION VERSION.
+func twoVersions(given []string) (versions [2]int64, err error) {
+	if len(given) < 2 {
+		return versions, usage(errors.New("VERSION VERSION: must be the numbers of two versions, see 'meander policy ls'"))
 	}
+	for i := range versions {
+		if versions[i], err = strconv.ParseInt(given[i], 10, 64); err != nil || versions[i] < 0 {
+			return versions, usage(fmt.Errorf("VERSION: %q; must be the number of a version, see 'meander policy ls'",
+				given[i]))
+		}
+	}
+	if versions[0] == versions[1] {
+		return versions, usage(fmt.Errorf("VERSION: %d twice; must be two versions", versions[0]))
+	}
+	return versions, nil
+}
+
+// runVersion makes the run of one version of the weights.
+func (r *runner) runVersion(c *cobra.Command, name schemas.Run, version int64, prompts []prompt) (schemas.Run, error) {
 	for i := range prompts {
-		prompts[i].body["policy_version"] = int64(n)
+		prompts[i].body["policy_version"] = version
 		if prompts[i].body["seed"] == nil {
 			prompts[i].body["seed"] = int64(0)
 		}
 	}
-	r.id = schemas.Run(fmt.Sprintf("%s-v%d", name, n))
+	r.id = schemas.Run(fmt.Sprintf("%s-v%d", name, version))
 	return r.id, r.run(c.Context(), prompts, io.Discard, c.ErrOrStderr())
 }

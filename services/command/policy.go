@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/fields"
 	"github.com/meander-rl/meander/pkg/models/hub"
@@ -424,7 +425,7 @@ func policyShowCommand(a *app) *cobra.Command {
 				i := slices.IndexFunc(history, func(p *schemas.Policy) bool { return p.PolicyVersion == version })
 				if i < 0 {
 					return usage(fmt.Errorf("VERSION: %d; must be one of lane %s: %s", version, p.Lane,
-						client.Versions(history)))
+						bus.PolicyVersions(history)))
 				}
 				p = history[i]
 			}

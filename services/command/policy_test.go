@@ -1,14 +1,50 @@
 package command
 
 import (
+	"encoding/json"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/rs/zerolog"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 )
+
+// Two versions make the same samples: the runs differ in their weights alone, and one is better or not.
+func TestPolicy_Compare(t *testing.T) {
+	bustest.Sequential(t, others)
+	adapter, err := filepath.Abs("../../deploy/demo/adapter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inEmptyDir(t)
+	t.Setenv("MEANDER_STORE", "store")
+	common := []string{"-n", "2", "--steps", "4", "--reward", "glyph", "--out", "-", `a sign that says "FOX"`, `a sign that says "4071"`}
+	expect(t, exitOK, "", append([]string{"run", "--run", "newest", "--seed", "0"}, common...)...)
+	expect(t, exitOK, "version 1 after 0", "policy", "push", adapter, "--wait", "0")
+	var x view.Comparison
+	said := expect(t, exitOK, "", append([]string{"policy", "compare", "0", "1", "--run", "ab", "--json"}, common...)...)
+	if err := json.Unmarshal([]byte(said), &x); err != nil {
+		t.Fatal(err)
+	}
+	if x.Total != 2 || x.MeanA == nil || x.ChangeError == nil || x.Better+x.Worse+x.Equal != 2 || len(x.Settings) != 2 {
+		t.Errorf("compared %s", said)
+	}
+	expect(t, exitOK, "ab-v0 is better at 0 prompts, worse at 0, equal at 2", "runs", "compare", "newest", "ab-v0")
+	for want, given := range map[string][]string{
+		"must be the numbers of two versions":    {"0"},
+		`"one"; must be the number of a version`: {"0", "one", "a"},
+		"1 twice; must be two versions":          {"1", "1", "a"},
+		"--dry-run: given; must be absent":       {"0", "1", "a", "--dry-run"},
+		"(--at-version): given of prompt":        {"0", "1", "a", "--at-version", "1"},
+	} {
+		expect(t, exitUsage, want, append([]string{"policy", "compare"}, given...)...)
+	}
+	expect(t, exitUsage, "nothing is stored of it", "runs", "compare", "ab-v0", "nope")
+}
 
 // A version that samplers have refused is listed as such, and the current one is that before it.
 func TestPolicy_Refused(t *testing.T) {

@@ -187,25 +187,14 @@ func (l *lanes) whyRefused(ctx context.Context, p *schemas.Policy) (string, erro
 	return l.refusals[p.Lane][p.PolicyVersion], nil
 }
 
-// checkVersion refuses a version of a lane that its samplers cannot go back to from the policy that they serve.
+// checkVersion refuses a version that the samplers of a lane cannot go back to from the policy that they serve.
 func (l *lanes) checkVersion(ctx context.Context, served *schemas.Policy, version int64) error {
-	p, err := l.bus.PolicyOf(ctx, served.Lane, version)
-	why := ""
-	switch {
-	case errors.Is(err, bus.ErrNotFound):
-		why = err.Error()
-	case err != nil:
-		return err
-	case p.BaseDigest != served.BaseDigest:
-		why = fmt.Sprintf("it is of the checkpoint %.16s, lane %q serves %.16s", p.BaseDigest, p.Lane,
-			served.BaseDigest)
-	default:
-		if why, err = l.whyRefused(ctx, p); why != "" {
-			why = fmt.Sprintf("the samplers of lane %q have refused it (%s)", p.Lane, why)
-		}
+	_, unfit, err := l.bus.EarlierPolicy(ctx, served, version)
+	if errors.Is(err, bus.ErrNotFound) {
+		unfit, err = err, nil
 	}
-	if why != "" {
-		err = bus.Terminal(schemas.CodeInvalid, fmt.Errorf("policy_version: %d; %s", version, why))
+	if unfit != nil {
+		err = bus.Terminal(schemas.CodeInvalid, fmt.Errorf("policy_version: %d; %w", version, unfit))
 	}
 	return err
 }

@@ -632,7 +632,7 @@ func TestVersions_PinVersion(t *testing.T) {
 		t.Error("version 5 was loaded again while a sample uses it")
 	}
 	opens(4)
-	if _, err := s.PinVersion(t.Context(), 9); !engine.Refused(err) || !strings.Contains(err.Error(), "are 6, 5, 4") {
+	if _, err := s.PinVersion(t.Context(), 9); !engine.Refused(err) || !strings.Contains(err.Error(), "must be one of 6, 5, 4") {
 		t.Errorf("a version that is not there: %v", err)
 	}
 	l.script.set(func(s *script) { s.with = func() error { return engine.Refuse("no") } })

@@ -1,0 +1,101 @@
+package integration_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/schemas"
+	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/verify"
+)
+
+// Prompts that ask for versions are made with them, beside each other and beside the newest, with the bits that the
+// version had alone. One that is still to come is waited for, one that cannot be there is refused.
+func TestPolicy_AtVersion(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the networks take minutes under the race detector")
+	}
+	t.Parallel()
+	plane, peer, base := signsPlane(t, 1, func(c *pipeline.Config) {
+		c.Sampler.Batch, c.Sampler.Resident = 4, 1 // fewer than are asked for at once
+	})
+	d := widthOfSigns(t, plane.Bus, base)
+	publish := func(run schemas.Run, version *int64) error {
+		_, err := peer.Publish(t.Context(), run, &schemas.Prompt{
+			UID: "g", Prompt: `a sign that says "fox"`, GroupSize: new(int64(2)), Seed: new(int64(3)),
+			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3))},
+			Routing:       schemas.Routing{PolicyVersion: version},
+		})
+		return err
+	}
+	ask := func(run schemas.Run, version *int64) {
+		t.Helper()
+		if err := publish(run, version); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made := func(run schemas.Run) (digests [2]string, version int64) {
+		t.Helper()
+		for _, m := range bustest.Await(t, plane.Bus, 2, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "g")) {
+			x := bustest.Decode[schemas.Trajectory](t, m)
+			if x.StopReason != schemas.StopCompleted || x.PolicyVersionMin != x.PolicyVersionMax {
+				t.Fatalf("%s: %s %s, versions %d to %d", run, x.StopReason, x.Error, x.PolicyVersionMin, x.PolicyVersionMax)
+			}
+			digests[x.SampleIndex], version = x.Media[0].Digest, x.PolicyVersionMax
+		}
+		return digests, version
+	}
+	alone := map[int64][2]string{}
+	for version := range int64(3) {
+		if version > 0 {
+			pushed, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, uint64(version), 0)),
+				client.Push{})
+			if err == nil {
+				_, err = peer.AwaitPolicy(t.Context(), pushed)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		run := schemas.Run(fmt.Sprint("newest-", version))
+		ask(run, nil)
+		digests, of := made(run)
+		if alone[version] = digests; of != version {
+			t.Fatalf("the newest is %d; want %d", of, version)
+		}
+	}
+	if alone[0] == alone[1] || alone[1] == alone[2] {
+		t.Fatal("the versions make the same images")
+	}
+	later := make(chan error, 1)
+	go func() { later <- publish("later", new(int64(3))) }()
+	for round := range 2 {
+		for version := range int64(3) {
+			ask(schemas.Run(fmt.Sprintf("at-%d-%d", version, round)), &version)
+		}
+	}
+	for round := range 2 {
+		for version := range int64(3) {
+			run := schemas.Run(fmt.Sprintf("at-%d-%d", version, round))
+			if digests, of := made(run); of != version || digests != alone[version] {
+				t.Errorf("%s is of version %d, with the bits of that alone: %t", run, of, digests == alone[version])
+			}
+			bustest.Await(t, plane.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
+			if x, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{Model: []string{signsFolder}}); err != nil ||
+				x.Trajectories != 2 || x.MaxRatio != 0 || len(x.Mismatches) > 0 || x.Unproven != "" {
+				t.Errorf("%s: %+v, %v", run, x, err)
+			}
+		}
+	}
+	if _, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 9, 0)),
+		client.Push{Version: 4}); err != nil {
+		t.Fatal(err)
+	}
+	want := `policy_version: 3; version 3 of lane "signs": not found; must be one of 4, 2, 1, 0`
+	if err := <-later; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a version that was left out: %v; want %s", err, want)
+	}
+}
