@@ -43,7 +43,7 @@ func TestPolicy_Compare(t *testing.T) {
 	} {
 		expect(t, exitUsage, want, append([]string{"policy", "compare"}, given...)...)
 	}
-	expect(t, exitUsage, "nothing is stored of it", "runs", "compare", "ab-v0", "nope")
+	expect(t, exitFailed, "nothing is stored of it", "runs", "compare", "ab-v0", "nope")
 }
 
 // A version that samplers have refused is listed as such, and the current one is that before it.
