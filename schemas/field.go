@@ -150,7 +150,7 @@ var limits = map[string]float64{
 	"MaxStepLatents": MaxStepLatents, "MaxSteps": MaxSteps, "MaxStops": MaxStops, "MaxSubject": MaxSubject,
 	"MaxTemperature": MaxTemperature, "MaxTensorBytes": MaxTensorBytes, "MaxTensorDims": MaxTensorDims,
 	"MaxText": MaxText, "MaxToken": MaxToken, "MaxTokenEvents": MaxTokenEvents, "MaxTokens": MaxTokens,
-	"MaxTokensPerEvent": MaxTokensPerEvent, "MaxTopLogits": MaxTopLogits, "MaxTracks": MaxTracks,
+	"MaxTokensPerEvent": MaxTokensPerEvent, "MaxTopLogits": MaxTopLogits, "MaxSubsteps": MaxSubsteps, "MaxTracks": MaxTracks,
 	"MaxTurns": MaxTurns, "MaxVocabulary": MaxVocabulary, "MaxWarnings": MaxWarnings, "MaxWeight": MaxWeight,
 	"MaxWeightsFile": MaxWeightsFile,
 }
