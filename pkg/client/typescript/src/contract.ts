@@ -1926,7 +1926,7 @@ export interface ScoreReply {
   preferences?: Preference[] | null;
 }
 
-/** ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored. A server of http:NAME gets the same map for a group. */
+/** ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored. A server of http:NAME gets the same map for a group, as JSON or msgpack. */
 export interface ScoreRequest {
   /** schema version of the event's type */
   v: 1;

@@ -3770,7 +3770,7 @@ class ScoreReply(TypedDict):
 class ScoreRequest(TypedDict):
     """ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS
     request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored. A server of
-    http:NAME gets the same map for a group.
+    http:NAME gets the same map for a group, as JSON or msgpack.
 
     v: schema version of the event's type (integer).
     name: the instance, NAME of nats:NAME (token).
