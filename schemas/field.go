@@ -148,9 +148,10 @@ var limits = map[string]float64{
 	"MaxStageName": MaxStageName, "MaxStages": MaxStages, "MaxSchedulerConfig": MaxSchedulerConfig,
 	"MaxScore": MaxScore, "MaxScoreReply": MaxScoreReply, "MaxSide": MaxSide, "MaxSigma": MaxSigma,
 	"MaxStepLatents": MaxStepLatents, "MaxSteps": MaxSteps, "MaxStops": MaxStops, "MaxSubject": MaxSubject,
-	"MaxTemperature": MaxTemperature, "MaxTensorBytes": MaxTensorBytes, "MaxTensorDims": MaxTensorDims,
+	"MaxSubsteps": MaxSubsteps, "MaxTemperature": MaxTemperature,
+	"MaxTensorBytes": MaxTensorBytes, "MaxTensorDims": MaxTensorDims,
 	"MaxText": MaxText, "MaxToken": MaxToken, "MaxTokenEvents": MaxTokenEvents, "MaxTokens": MaxTokens,
-	"MaxTokensPerEvent": MaxTokensPerEvent, "MaxTopLogits": MaxTopLogits, "MaxSubsteps": MaxSubsteps, "MaxTracks": MaxTracks,
+	"MaxTokensPerEvent": MaxTokensPerEvent, "MaxTopLogits": MaxTopLogits, "MaxTracks": MaxTracks,
 	"MaxTurns": MaxTurns, "MaxVocabulary": MaxVocabulary, "MaxWarnings": MaxWarnings, "MaxWeight": MaxWeight,
 	"MaxWeightsFile": MaxWeightsFile,
 }

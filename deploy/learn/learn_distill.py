@@ -1,78 +1,70 @@
 #!/usr/bin/env python3
-"""A teacher of finer steps teaches signs to draw in four: on-policy distillation (--loss diffusion_opd), once a seed, on
-a pipeline and with a teacher of its own.
+"""A teacher of finer steps teaches signs to draw in four: on-policy distillation (--loss diffusion_opd), once a seed,
+on a pipeline and with a teacher of its own.
 
-    learn_distill.py [--seeds 6 7 8] [--updates 24] [--substeps 5] [--out FOLDER] [--meander bin/meander] [-- flags of
-                     meander-train]
+    learn_distill.py [--seeds 6 7 8] [--updates 16] [--out FOLDER] [--meander bin/meander]
 
-The teacher is the checkpoint itself, in SUBSTEPS euler steps for each of the student's four. Test prompts are looked at
-once, at the end. A run that has its summary is not made again.
+The teacher is the checkpoint itself, in five euler steps for each of the student's four: 20 in all. Test prompts are
+looked at once, at the end. A run that has its result is not made again. MARGIN is what the mean over the seeds must
+gain, by both readers, to count.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+import os
 from pathlib import Path
+from typing import Any
 
-from learn import flags, folder, note, pipeline, train
+from learn import Found, beside, compare, folder, pipeline, records, train
 
 MARGIN = 0.05
-COMMON = [
-    "--loss", "diffusion_opd", "--teacher", "fine", "--initial-noise", "per_sample", "--beta", "0",
-    "--groups", "32", "--group-size", "4", "--eval-every", "6", "--variety", "0", "--hold-diversity", "0", "--sheet", "0",
-    "--no-stop", "--kl-limit", "1", "--no-tensorboard", "--patience", "1800",
+FLAGS = [
+    "--loss", "diffusion_opd", "--teacher", "fine", "--teacher-substeps", "5", "--initial-noise", "per_sample",
+    "--beta", "0", "--groups", "16", "--group-size", "4", "--minibatches", "8", "--lr", "4e-3", "--lr-schedule", "linear",
+    "--ema", "0", "--eval-every", "8", "--test-steps", "20", "--variety", "0", "--hold-diversity", "0", "--sheet", "0", "--no-stop",
+    "--kl-limit", "1", "--no-tensorboard", "--patience", "1800",
 ]  # fmt: skip
 
 
 def main() -> None:
-    own, theirs = flags()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[6])
-    parser.add_argument("--updates", type=int, default=24)
-    parser.add_argument("--substeps", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("meander-out/learn-distill-signs"))
-    parser.add_argument("--meander", default="bin/meander")
-    args = parser.parse_args(own)
-    # A run that is stopped takes its pipeline, its teacher and its trainer with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again for the runs that are left"))
-    for seed in args.seeds:
-        out = args.out / f"seed-{seed}"
-        if (out / "done").exists():
-            continue
-        out.mkdir(parents=True, exist_ok=True)
-        began = time.monotonic()
-        with pipeline(args.meander, out) as url, teacher(args.meander, url, out):
-            own = [*COMMON, "--updates", str(args.updates), "--teacher-substeps", str(args.substeps), *theirs]
-            train(url, seed, out, "signs", [*own, "--gold", "", "--test", ""])
-            train(url, seed, out, "signs", own)  # no update is left: it tests, with tesseract, too
-        note(out, time.monotonic() - began)
-        (out / "done").touch()
-    report(args.out, args.updates)
+    compare(__doc__, "learn-distill-signs", 6, ["seed"], learn, report, updates=16)
 
 
-@contextlib.contextmanager
-def teacher(meander: str, url: str, out: Path) -> Iterator[None]:
-    """A teacher of signs; it ends with the run."""
-    command = [meander, "teacher", "--nats", url, "--model", folder("signs"), "--name", "fine"]
-    with open(out / "teacher.log", "a") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+def learn(program: str, out: Path, seed: int, _: str, updates: int) -> dict:
+    with pipeline(program, out) as url:
+        teacher = [program, "teacher", "--nats", url, "--model", folder("signs"), "--name", "fine"]
+        with beside(teacher, os.environ, out / "teacher.log"):
+            flags = [*FLAGS, "--updates", str(updates)]
+            train(url, seed, out, "signs", [*flags, "--gold", "", "--test", ""])
+            train(url, seed, out, "signs", flags)  # no update is left: it tests, with tesseract, too
+    return {}
 
 
-def report(out: Path, updates: int) -> None:
-    """The table and the curves of deploy/bench/learn-distill.md, of all runs that are there."""
-    print(out, updates)
+def report(found: Found, axes: Any) -> None:
+    """The table and the curves of deploy/bench/learn-distill.md."""
+    tests, divergences = ("base", "base, 20 steps", "last"), list[list[float]]()
+    print("\n| seed | reader | student before | teacher, 20 steps | student after | gained | minutes |")
+    print("| --- " * 7 + "|")
+    gained: dict[str, list[float]] = {"glyph": [], "ocr": []}
+    for _, seed, out, result in found:
+        for reader, gains in gained.items():
+            rates = [next(r["rates"][reader] for r in records(out, "test") if r["of"] == of) for of in tests]
+            gains.append(rates[2] - rates[0])
+            print(f"| {seed} | {reader} | " + " | ".join(f"{r:.3f}" for r in rates)
+                  + f" | {gains[-1]:+.3f} | {result['seconds'] / 60:.0f} |")  # fmt: skip
+        evaluated = [(r["update"], r["exact"]) for r in records(out, "evaluation")]
+        axes[0].plot(*zip(*evaluated), "o-", label=f"seed {seed}")
+        divergences.append([r["loss"] for r in records(out, "update")])
+        axes[1].plot(range(1, len(divergences[-1]) + 1), divergences[-1], alpha=0.8)
+    axes[0].set(title="right signs of validation prompts, four steps", xlabel="update", ylim=(0.5, 1))
+    axes[1].set(title="KL(student || teacher), nats an element", xlabel="update")
+    for ax in axes:
+        ax.grid(alpha=0.3)
+    means = {reader: sum(gains) / len(gains) for reader, gains in gained.items()}
+    verdict = "learned" if min(means.values()) >= MARGIN else "not learned"
+    print(f"\nmean gain of {len(found)} seeds: {means}; the margin is {MARGIN} by both readers: {verdict}")
+    first, last = (sum(sum(d[s]) / len(d[s]) for d in divergences) / len(found) for s in (slice(3), slice(-3, None)))
+    print(f"divergence {first:.5f} in the first three updates, {last:.5f} in the last three")
 
 
 if __name__ == "__main__":
