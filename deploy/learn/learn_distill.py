@@ -20,9 +20,9 @@ from learn import Found, beside, compare, folder, pipeline, records, train
 MARGIN = 0.05
 FLAGS = [
     "--loss", "diffusion_opd", "--teacher", "fine", "--teacher-substeps", "5", "--initial-noise", "per_sample",
-    "--beta", "0", "--groups", "16", "--group-size", "4", "--minibatches", "8", "--lr", "4e-3", "--lr-schedule", "linear",
-    "--ema", "0", "--eval-every", "8", "--test-steps", "20", "--variety", "0", "--hold-diversity", "0", "--sheet", "0", "--no-stop",
-    "--kl-limit", "1", "--no-tensorboard", "--patience", "1800",
+    "--beta", "0", "--groups", "16", "--group-size", "4", "--minibatches", "8", "--lr", "4e-3", "--ema", "0",
+    "--lr-schedule", "linear", "--eval-every", "8", "--test-steps", "20", "--variety", "0", "--hold-diversity", "0",
+    "--sheet", "0", "--no-stop", "--kl-limit", "1", "--no-tensorboard", "--patience", "1800",
 ]  # fmt: skip
 
 
