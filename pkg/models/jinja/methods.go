@@ -99,13 +99,18 @@ var (
 			}
 			return s.pad(v.(string), n, true, false)
 		}},
-		"isdigit": ofAll((*state).asciiDigit), "isalpha": ofAll(func(_ *state, r rune) bool { return unicode.IsLetter(r) }),
+		"isdigit": ofAll((*state).asciiDigit),
+		"isalpha": ofAll(func(_ *state, r rune) bool { return unicode.IsLetter(r) }),
 		"isalnum": ofAll(func(s *state, r rune) bool { return unicode.IsLetter(r) || s.asciiDigit(r) }),
 		"isspace": ofAll(func(_ *state, r rune) bool { return isSpace(r) }),
 		"islower": {call: func(s *state, v any, c *call) any { return tests["lower"](s, v, c) }},
 		"isupper": {call: func(s *state, v any, c *call) any { return tests["upper"](s, v, c) }},
-		"find":    ofPart("find", "sub", func(_ *state, v, part string) any { return place(v, strings.Index(v, part)) }),
-		"rfind":   ofPart("rfind", "sub", func(_ *state, v, part string) any { return place(v, strings.LastIndex(v, part)) }),
+		"find": ofPart("find", "sub", func(_ *state, v, part string) any {
+			return place(v, strings.Index(v, part))
+		}),
+		"rfind": ofPart("rfind", "sub", func(_ *state, v, part string) any {
+			return place(v, strings.LastIndex(v, part))
+		}),
 		"index": ofPart("index", "sub", func(s *state, v, part string) any {
 			at := strings.Index(v, part)
 			if at < 0 {
