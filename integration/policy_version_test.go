@@ -39,20 +39,25 @@ func TestPolicy_AtVersion(t *testing.T) {
 	}
 	made := func(run schemas.Run) (digests [2]string, version int64) {
 		t.Helper()
-		for _, m := range bustest.Await(t, plane.Bus, 2, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "g")) {
+		stored := bustest.Await(t, plane.Bus, 2, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "g"))
+		for _, m := range stored {
 			x := bustest.Decode[schemas.Trajectory](t, m)
 			if x.StopReason != schemas.StopCompleted || x.PolicyVersionMin != x.PolicyVersionMax {
-				t.Fatalf("%s: %s %s, versions %d to %d", run, x.StopReason, x.Error, x.PolicyVersionMin, x.PolicyVersionMax)
+				t.Fatalf("%s: %+v", run, x)
 			}
 			digests[x.SampleIndex], version = x.Media[0].Digest, x.PolicyVersionMax
 		}
 		return digests, version
 	}
+	seed := uint64(0)
+	push := func(as client.Push) (*schemas.Policy, error) {
+		seed++
+		return peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, seed, 0)), as)
+	}
 	alone := map[int64][2]string{}
 	for version := range int64(3) {
 		if version > 0 {
-			pushed, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, uint64(version), 0)),
-				client.Push{})
+			pushed, err := push(client.Push{})
 			if err == nil {
 				_, err = peer.AwaitPolicy(t.Context(), pushed)
 			}
@@ -84,14 +89,13 @@ func TestPolicy_AtVersion(t *testing.T) {
 				t.Errorf("%s is of version %d, with the bits of that alone: %t", run, of, digests == alone[version])
 			}
 			bustest.Await(t, plane.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
-			if x, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{Model: []string{signsFolder}}); err != nil ||
-				x.Trajectories != 2 || x.MaxRatio != 0 || len(x.Mismatches) > 0 || x.Unproven != "" {
+			x, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{Model: []string{signsFolder}})
+			if err != nil || x.Trajectories != 2 || x.MaxRatio != 0 || len(x.Mismatches) > 0 || x.Unproven != "" {
 				t.Errorf("%s: %+v, %v", run, x, err)
 			}
 		}
 	}
-	if _, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, 9, 0)),
-		client.Push{Version: 4}); err != nil {
+	if _, err := push(client.Push{Version: 4}); err != nil {
 		t.Fatal(err)
 	}
 	want := `policy_version: 3; version 3 of lane "signs": not found; must be one of 4, 2, 1, 0`

@@ -105,6 +105,19 @@ func diffusionSamples(t testing.TB) []sample {
 	}
 }
 
+// versionSamples ask for a version of the weights.
+func versionSamples(t testing.TB) []sample {
+	t.Helper()
+	return []sample{
+		{"prompt-at-version", &schemas.Prompt{Prompt: "x", Routing: schemas.Routing{PolicyVersion: new(int64(3))}}},
+		{"request-at-version", func() *schemas.Request {
+			r := fullRequest(t)
+			r.MinPolicyVersion, r.PolicyVersion = 0, new(int64(3))
+			return r
+		}()},
+	}
+}
+
 // guidanceSamples have settings of guidance that only some networks take.
 func guidanceSamples(t testing.TB) []sample {
 	t.Helper()
@@ -136,12 +149,6 @@ func guidanceSamples(t testing.TB) []sample {
 			e.CFGScales = e.StepScales()
 			e.ScheduleDigest = e.ComputeScheduleDigest()
 			return e
-		}()},
-		{"prompt-at-version", &schemas.Prompt{Prompt: "x", Routing: schemas.Routing{PolicyVersion: new(int64(3))}}},
-		{"request-at-version", func() *schemas.Request {
-			r := fullRequest(t)
-			r.MinPolicyVersion, r.PolicyVersion = 0, new(int64(3))
-			return r
 		}()},
 		{"prompt-cfg-scale-2", &schemas.Prompt{
 			Prompt: "x", ImageSettings: schemas.ImageSettings{TrueCFGScale: new(4.0), TrueCFGScale2: new(3.0)},

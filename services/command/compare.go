@@ -20,7 +20,8 @@ import (
 // runsCompareCommand makes the command 'meander runs compare'.
 func runsCompareCommand(a *app) *cobra.Command {
 	return &cobra.Command{
-		Use: "compare RUN RUN", Args: cobra.ExactArgs(2), Short: "compare the rewards of the prompts that two runs have",
+		Use: "compare RUN RUN", Args: cobra.ExactArgs(2),
+		Short: "compare the rewards of the prompts that two runs have",
 		Long: `compare joins the groups of two runs that have the same uid, or else the same prompt. It prints in which
 settings the runs differ, the mean rewards, how much the second run is better with the standard error of that
 over prompts, and the prompts with the largest changes.`,
@@ -56,7 +57,8 @@ func (a *app) compareRuns(ctx context.Context, conn *connection, first, second s
 	}
 	t.Print(out)
 	t = present.New("PROMPT", string(first), string(second), "CHANGE")
-	t.Row(fmt.Sprintf("all %d", x.Total), results.Number(x.MeanA, "%.3f"), results.Number(x.MeanB, "%.3f"), changeLine(x))
+	t.Row(fmt.Sprintf("all %d", x.Total), results.Number(x.MeanA, "%.3f"), results.Number(x.MeanB, "%.3f"),
+		changeLine(x))
 	for i := range x.Pairs[:min(len(x.Pairs), mostPairs)] {
 		p := &x.Pairs[i]
 		t.Row(present.Cut(cmp.Or(p.Prompt, string(p.A.UID)), 60), results.Number(p.A.Mean, "%.3f"),
@@ -90,8 +92,8 @@ func policyCompareCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "compare VERSION VERSION [PROMPT ...]", Args: cobra.ArbitraryArgs,
 		Short: "make the same samples with two versions of the weights, and compare their rewards",
-		Long: `compare makes a run with each of two versions of a lane, of the same prompts, seeds and noise, and compares
-their rewards. What trains goes on: samplers hold the versions beside the newest (--resident-versions). The
+		Long: `compare makes a run with each of two versions of a lane, of the same prompts, seeds and noise, and
+compares their rewards. What trains goes on: samplers hold the versions beside the newest (--resident-versions). The
 runs are NAME-v1 and NAME-v3; the same command goes on with runs that were left. Seeds are 0 where --seed and the
 file of prompts say nothing.`,
 		Example: `  meander policy compare 0 3 --prompts held-out.txt --validation
@@ -99,8 +101,8 @@ file of prompts say nothing.`,
 		RunE: func(c *cobra.Command, given []string) error {
 			versions, err := twoVersions(given)
 			if err == nil && r.prompts.DryRun {
-				err = usage(errors.New("--dry-run: given; must be absent: 'meander run --dry-run' prints what one of the " +
-					"two runs takes"))
+				err = usage(errors.New("--dry-run: given; must be absent: 'meander run --dry-run' prints what one " +
+					"of the two runs takes"))
 			}
 			if err == nil {
 				err = r.check()
@@ -118,8 +120,8 @@ file of prompts say nothing.`,
 			}
 			for _, p := range prompts {
 				if p.body["policy_version"] != nil {
-					return usage(fmt.Errorf("policy_version (--at-version): given of prompt %q; must be absent: compare "+
-						"names the versions", p.uid))
+					return usage(fmt.Errorf("policy_version (--at-version): given of prompt %q; must be absent: "+
+						"compare names the versions", p.uid))
 				}
 			}
 			runs, name := [2]schemas.Run{}, r.id
@@ -143,7 +145,8 @@ file of prompts say nothing.`,
 // twoVersions reads the arguments VERSION VERSION.
 func twoVersions(given []string) (versions [2]int64, err error) {
 	if len(given) < 2 {
-		return versions, usage(errors.New("VERSION VERSION: must be the numbers of two versions, see 'meander policy ls'"))
+		return versions, usage(errors.New("VERSION VERSION: must be the numbers of two versions, see 'meander " +
+			"policy ls'"))
 	}
 	for i := range versions {
 		if versions[i], err = strconv.ParseInt(given[i], 10, 64); err != nil || versions[i] < 0 {

@@ -44,7 +44,8 @@ sampler. Samplers then keep the version before.`,
   meander policy ls
   meander policy rollback 3`,
 	}
-	c.AddCommand(policyPushCommand(a), policyListCommand(a), policyShowCommand(a), policyRollbackCommand(a), policyCompareCommand(a))
+	c.AddCommand(policyPushCommand(a), policyListCommand(a), policyShowCommand(a), policyRollbackCommand(a),
+		policyCompareCommand(a))
 	return c
 }
 

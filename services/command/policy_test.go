@@ -22,11 +22,15 @@ func TestPolicy_Compare(t *testing.T) {
 	}
 	inEmptyDir(t)
 	t.Setenv("MEANDER_STORE", "store")
-	common := []string{"-n", "2", "--steps", "4", "--reward", "glyph", "--out", "-", `a sign that says "FOX"`, `a sign that says "4071"`}
+	common := []string{
+		"-n", "2", "--steps", "4", "--reward", "glyph", "--out", "-",
+		`a sign that says "FOX"`, `a sign that says "4071"`,
+	}
 	expect(t, exitOK, "", append([]string{"run", "--run", "newest", "--seed", "0"}, common...)...)
 	expect(t, exitOK, "version 1 after 0", "policy", "push", adapter, "--wait", "0")
 	var x view.Comparison
-	said := expect(t, exitOK, "", append([]string{"policy", "compare", "0", "1", "--run", "ab", "--json"}, common...)...)
+	said := expect(t, exitOK, "", append([]string{"policy", "compare", "0", "1", "--run", "ab", "--json"},
+		common...)...)
 	if err := json.Unmarshal([]byte(said), &x); err != nil {
 		t.Fatal(err)
 	}

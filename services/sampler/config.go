@@ -79,7 +79,8 @@ type Process struct {
 func DefaultConfig() Config {
 	return Config{
 		Weights: Weights{
-			Own: weights.Own{Model: "signs", AdapterScale: 1, Resident: 2}, Models: families.All(), Languages: languages.All(),
+			Own:    weights.Own{Model: "signs", AdapterScale: 1, Resident: 2},
+			Models: families.All(), Languages: languages.All(),
 		},
 		Compute:  models.Compute{Device: devices.Auto, DType: devices.Auto},
 		Server:   engine.Server{EnginePatience: time.Minute, EngineConcurrency: 64},
