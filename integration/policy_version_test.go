@@ -23,17 +23,9 @@ func TestPolicy_AtVersion(t *testing.T) {
 		c.Sampler.Batch, c.Sampler.Resident = 4, 1 // fewer than are asked for at once
 	})
 	d := widthOfSigns(t, plane.Bus, base)
-	publish := func(run schemas.Run, version *int64) error {
-		_, err := peer.Publish(t.Context(), run, &schemas.Prompt{
-			UID: "g", Prompt: `a sign that says "fox"`, GroupSize: new(int64(2)), Seed: new(int64(3)),
-			ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3))},
-			Routing:       schemas.Routing{PolicyVersion: version},
-		})
-		return err
-	}
 	ask := func(run schemas.Run, version *int64) {
 		t.Helper()
-		if err := publish(run, version); err != nil {
+		if err := publishSign(t, peer, run, version); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -76,7 +68,7 @@ func TestPolicy_AtVersion(t *testing.T) {
 		t.Fatal("the versions make the same images")
 	}
 	later := make(chan error, 1)
-	go func() { later <- publish("later", new(int64(3))) }()
+	go func() { later <- publishSign(t, peer, "later", new(int64(3))) }()
 	for round := range 2 {
 		for version := range int64(3) {
 			ask(schemas.Run(fmt.Sprintf("at-%d-%d", version, round)), &version)
@@ -89,10 +81,7 @@ func TestPolicy_AtVersion(t *testing.T) {
 				t.Errorf("%s is of version %d, with the bits of that alone: %t", run, of, digests == alone[version])
 			}
 			bustest.Await(t, plane.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
-			x, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{Model: []string{signsFolder}})
-			if err != nil || x.Trajectories != 2 || x.MaxRatio != 0 || len(x.Mismatches) > 0 || x.Unproven != "" {
-				t.Errorf("%s: %+v, %v", run, x, err)
-			}
+			checkVerified(t, plane, run)
 		}
 	}
 	if _, err := push(client.Push{Version: 4}); err != nil {
@@ -102,4 +91,23 @@ func TestPolicy_AtVersion(t *testing.T) {
 	if err := <-later; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("a version that was left out: %v; want %s", err, want)
 	}
+}
+
+// checkVerified computes the log-probs of two samples of signs again: they must be those that are stored.
+func checkVerified(t *testing.T, plane *bustest.Plane, run schemas.Run) {
+	t.Helper()
+	x, err := verify.Run(t.Context(), plane.Bus, run, verify.Options{Model: []string{signsFolder}})
+	if err != nil || x.Trajectories != 2 || x.MaxRatio != 0 || len(x.Mismatches) > 0 || x.Unproven != "" {
+		t.Errorf("%s: %+v, %v", run, x, err)
+	}
+}
+
+// publishSign asks for two samples of signs with a version of the weights, nil: the newest. It returns intake's refusal.
+func publishSign(t *testing.T, peer *client.Client, run schemas.Run, version *int64) error {
+	_, err := peer.Publish(t.Context(), run, &schemas.Prompt{
+		UID: "g", Prompt: `a sign that says "fox"`, GroupSize: new(int64(2)), Seed: new(int64(3)),
+		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3))},
+		Routing:       schemas.Routing{PolicyVersion: version},
+	})
+	return err
 }

@@ -21,7 +21,8 @@ type sample struct {
 // samples are legal events of every type, from nearly empty to every field set.
 func samples(t testing.TB) []sample {
 	t.Helper()
-	return slices.Concat(requestSamples(t), networkSamples(t), guidanceSamples(t), versionSamples(t), diffusionSamples(t),
+	return slices.Concat(requestSamples(t), networkSamples(t), guidanceSamples(t), versionSamples(t),
+		diffusionSamples(t),
 		rolloutSamples(t),
 		resultSamples(t),
 		groupSamples(t), presenceSamples(), policySamples(t),
