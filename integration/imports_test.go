@@ -58,9 +58,9 @@ var layers = map[string][]string{
 	"pkg/natsd": nil,
 
 	"pkg/scorer/internal/wire": {"pkg/models/media", "pkg/scorer", "pkg/models/strictjson", "pkg/strictmsgpack", "schemas"},
-	"pkg/scorer/httpscore":     {"pkg/scorer", "pkg/scorer/internal/wire"},
+	"pkg/scorer/httpscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
 	"pkg/scorer/natsscore":     {"pkg/scorer", "pkg/scorer/internal/wire", "schemas"},
-	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore"},
+	"pkg/scorer/scorerfile":    {"pkg/scorer", "pkg/scorer/internal/wire", "pkg/scorer/httpscore", "pkg/scorer/natsscore", "schemas"},
 
 	"schemas/document":                         {"schemas", "pkg/estimator"}, // what the sources say, for the generator and for tests
 	"schemas/gen":                              {"schemas/document"},

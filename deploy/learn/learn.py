@@ -64,13 +64,13 @@ Found = list[tuple[str, str, Path, dict[str, Any]]]
 
 def compare(
     about: str | None, name: str, seed: int, kinds: Iterable[str], run: Callable[[str, Path, int, str, int], dict],
-    report: Callable[[Found, Any], None],
+    report: Callable[[Found, Any], None], updates: int = 24,
 ) -> None:
     """Runs of several kinds by equal seeds: run(program, out, seed, kind, updates) gives a result, of which the report
     prints a table and draws two curves. A run that has its result is not made again."""
     parser = arguments(about, name, seed)
     parser.add_argument("--kinds", nargs="+", choices=list(kinds), default=list(kinds))
-    parser.add_argument("--updates", type=int, default=24)
+    parser.add_argument("--updates", type=int, default=updates)
     args = parser.parse_args()
     for seed in args.seeds:
         for kind in args.kinds:

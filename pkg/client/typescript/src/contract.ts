@@ -1926,7 +1926,7 @@ export interface ScoreReply {
   preferences?: Preference[] | null;
 }
 
-/** ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored. A server of http:NAME gets the same map for a group. */
+/** ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored. A server of http:NAME gets the same map for a group, as JSON or msgpack. */
 export interface ScoreRequest {
   /** schema version of the event's type */
   v: 1;
@@ -2298,6 +2298,8 @@ export interface TeacherReply {
   steps_left_out?: number[] | null;
   /** step_indices are the stochastic steps of an image whose states before and after are stored, step_log_probs the log-probs of their transitions, of log_prob_kind, a mean over elements as in trajectories. steps_left_out are the stochastic steps whose states were not kept. */
   log_prob_kind?: "density" | "scaled" | "squared" | "" | null;
+  /** velocities [k, S, C], F32, are by the k step_indices what the log-probs were computed with, where Substeps asked. */
+  velocities?: Tensor | null;
 }
 
 /** TeacherRequest asks for the log-probs that a teacher, the model of a lane of its own, gives a stored sample: a core NATS request on TeacherSubject(NAME), which the queue group NAME hands to one replica. It is not stored. A reference model is a teacher, too. */
@@ -2316,6 +2318,8 @@ export interface TeacherRequest {
   stage: string;
   /** top_k asks for the K likeliest tokens at each token that was generated; absent: for none. Images have none. */
   top_k?: number | null;
+  /** substeps asks for the velocities of an image, too: in each step the mean one of so many steps of the sample's solver, evenly spaced in sigma; with 1 the one at the state before it. Log-probs are then by these velocities. */
+  substeps?: number | null;
 }
 
 /** Tensor is a dense row-major little-endian array. Exactly one of Data, Ref and Parts carries the elements. */
@@ -3033,8 +3037,8 @@ export const structs: Record<string, Record<string, string>> = {
   StepTrack: {"elements":"int","log_prob":"number?","log_prob_sum":"number?","name":"str","shape":"[int]"},
   Stop: {"decode":"bool?","sigma":"number?","step_index":"int?"},
   Substitute: {"ground_truth":"any??","metadata":"map?","negative_prompt":"str?","prompt":"str"},
-  TeacherReply: {"backend":"str","code":"str?","entropies":"Tensor?","error":"str?","log_prob_kind":"str?","log_probs":"Tensor?","log_sum_exps":"Tensor?","model":"str","processed_log_probs":"Tensor?","retry":"bool?","step_indices":"[int]?","step_log_probs":"[number]?","steps_left_out":"[int]?","top_ids":"Tensor?","top_logits":"Tensor?","v":"int","weights_digest":"str"},
-  TeacherRequest: {"name":"str","run":"str","sample_index":"int","stage":"str","top_k":"int?","uid":"str","v":"int"},
+  TeacherReply: {"backend":"str","code":"str?","entropies":"Tensor?","error":"str?","log_prob_kind":"str?","log_probs":"Tensor?","log_sum_exps":"Tensor?","model":"str","processed_log_probs":"Tensor?","retry":"bool?","step_indices":"[int]?","step_log_probs":"[number]?","steps_left_out":"[int]?","top_ids":"Tensor?","top_logits":"Tensor?","v":"int","velocities":"Tensor?","weights_digest":"str"},
+  TeacherRequest: {"name":"str","run":"str","sample_index":"int","stage":"str","substeps":"int?","top_k":"int?","uid":"str","v":"int"},
   Tensor: {"data":"bytes?","dtype":"str","parts":"Parts?","ref":"Ref?","shape":"[int]"},
   Text: {"chat_template_kwargs":"map?","interaction":"Interaction?","logits":"Logits?","max_new_tokens":"int?","min_p":"number?","stop":"[str]?","stop_token_ids":"[int]?","temperature":"number?","tokens_per_event":"int?","top_k":"int?","top_p":"number?"},
   TextPolicy: {"dated":"bool?","engine":"Engine?","max_new_tokens":"int","max_tokens":"int","min_p":"number","temperature":"number","top_k":"int","top_p":"number","vocabulary":"int"},

@@ -3770,7 +3770,7 @@ class ScoreReply(TypedDict):
 class ScoreRequest(TypedDict):
     """ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS
     request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is not stored. A server of
-    http:NAME gets the same map for a group.
+    http:NAME gets the same map for a group, as JSON or msgpack.
 
     v: schema version of the event's type (integer).
     name: the instance, NAME of nats:NAME (token).
@@ -4463,6 +4463,8 @@ class TeacherReply(TypedDict):
         stored, step_log_probs the log-probs of their transitions, of log_prob_kind, a mean over elements as
         in trajectories. steps_left_out are the stochastic steps whose states were not kept (density,
         scaled, squared).
+    velocities: [k, S, C], F32, are by the k step_indices what the log-probs were computed with, where
+        Substeps asked (map).
     """
 
     v: int
@@ -4512,6 +4514,8 @@ class TeacherReply(TypedDict):
     """step_indices are the stochastic steps of an image whose states before and after are stored, step_log_probs
     the log-probs of their transitions, of log_prob_kind, a mean over elements as in trajectories.
     steps_left_out are the stochastic steps whose states were not kept (density, scaled, squared)."""
+    velocities: NotRequired[Tensor | None]
+    """[k, S, C], F32, are by the k step_indices what the log-probs were computed with, where Substeps asked (map)."""
 
 
 class TeacherRequest(TypedDict):
@@ -4527,6 +4531,9 @@ class TeacherRequest(TypedDict):
     stage: run, uid, sample_index and stage name a completed trajectory (token).
     top_k: asks for the K likeliest tokens at each token that was generated; absent: for none. Images have
         none (integer 0 to 4096).
+    substeps: asks for the velocities of an image, too: in each step the mean one of so many steps of the
+        sample's solver, evenly spaced in sigma; with 1 the one at the state before it. Log-probs are then
+        by these velocities (integer 0 to 100).
     """
 
     v: int
@@ -4544,6 +4551,10 @@ class TeacherRequest(TypedDict):
     top_k: NotRequired[int | None]
     """asks for the K likeliest tokens at each token that was generated; absent: for none. Images have none (integer
     0 to 4096)."""
+    substeps: NotRequired[int | None]
+    """asks for the velocities of an image, too: in each step the mean one of so many steps of the sample's solver,
+    evenly spaced in sigma; with 1 the one at the state before it. Log-probs are then by these velocities
+    (integer 0 to 100)."""
 
 
 class Tensor(TypedDict):
