@@ -483,6 +483,7 @@ func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 // Sizes is Stats without consumers, and at once: an error means that the server did not answer.
 func (b *Bus) Sizes(ctx context.Context) ([]StreamStats, error) { return b.stats(ctx, false) }
 
+// stats asks for each stream once, and ends with the first that the server does not tell of.
 func (b *Bus) stats(ctx context.Context, withConsumers bool) (out []StreamStats, err error) {
 	for _, k := range allStores() {
 		stats, s, err := b.streamStats(ctx, k)
