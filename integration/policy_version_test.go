@@ -102,7 +102,7 @@ func checkVerified(t *testing.T, plane *bustest.Plane, run schemas.Run) {
 	}
 }
 
-// publishSign asks for two samples of signs with a version of the weights, nil: the newest. It returns intake's refusal.
+// publishSign asks for two samples of signs with a version of the weights; nil: the newest. An error is intake's.
 func publishSign(t *testing.T, peer *client.Client, run schemas.Run, version *int64) error {
 	_, err := peer.Publish(t.Context(), run, &schemas.Prompt{
 		UID: "g", Prompt: `a sign that says "fox"`, GroupSize: new(int64(2)), Seed: new(int64(3)),
