@@ -6,12 +6,10 @@ steps. Its digest is the handle by which velocity and decode name it; sessions a
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import inspect
 import json
-import logging
 import math
 import re
 from collections import OrderedDict
@@ -28,11 +26,11 @@ from .folder import Folder
 
 _MOST_TEMPORAL, _MOST_CHANNELS = 64, 4096  # of a card
 _CLASSES = Path(__file__).with_name("classes.json")
-_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
+COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 _FRAMES = ("num_frames", "video_length")
 _TEXTS = ("prompt", "prompt_2", "prompt_3")
 _OF_THE_HOST = {
-    *_COUNTS, *_FRAMES, *_TEXTS, "prompt_4", "height", "width", "num_inference_steps", "timesteps", "sigmas", "eta",
+    *COUNTS, *_FRAMES, *_TEXTS, "prompt_4", "height", "width", "num_inference_steps", "timesteps", "sigmas", "eta",
     "generator", "latents", "output_type", "return_dict", "callback", "callback_steps", "callback_on_step_end",
     "max_area", "batch_size",
     "callback_on_step_end_tensor_inputs", "denoising_end", "denoising_start", "decode_timestep", "decode_noise_scale",
@@ -66,7 +64,8 @@ class Pipeline(Family):
         self.vae_config = folder.read_optional("vae", "config.json") or folder.read_optional("vqvae", "config.json")
         self.cls = cls or _class_of(folder, trust)
         self.call = dict(list(inspect.signature(inspect.unwrap(self.cls.__call__)).parameters.items())[1:])
-        self.scale, self.patch = self._scale(), (1, 1, 1)
+        self.scale, self.patch, self.packed = self._scale(), (1, 1, 1), False
+        """packed: whether states are grids, of which meander has the tokens as networks do, patch by patch."""
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
         self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
@@ -113,7 +112,9 @@ class Pipeline(Family):
         return MAX_FRAMES if self.makes_video() else 1
 
     def default_size(self) -> tuple[int, int]:
-        sample = self.config.get("sample_size") or 512 // self.scale
+        told = [(self.cls.__init__, r"default_sample_size = (\d+)\n", self.scale), (self.cls.__call__, r"height or (\d+)", 1)]
+        edges = [int(m[1]) * by for of, has, by in told if (m := re.search(has, inspect.getsource(inspect.unwrap(of))))]
+        sample = self.config.get("sample_size") or (edges or [512])[0] // self.scale
         edges = sample if isinstance(sample, list) else [sample, sample]
         return int(self._default("height", edges[-2] * self.scale)), int(self._default("width", edges[-1] * self.scale))
 
@@ -124,9 +125,8 @@ class Pipeline(Family):
         return Size(int(s.get("frames", frames)), int(s.get("height", height)), int(s.get("width", width)))
 
     def _guidance(self) -> str:
-        if float(self._default("true_cfg_scale", 0.0)) > 1 or "guidance_scale" not in self.call:
-            return "true_cfg_scale" if "true_cfg_scale" in self.call else ""
-        return "guidance_scale"
+        """The argument that scales classifier-free guidance."""
+        return next((n for n in ("true_cfg_scale", "guidance_scale") if n in self.call), "")
 
     def takes_guidance(self) -> bool:
         """Whether a row may have another scale than its recipe."""
@@ -302,9 +302,15 @@ class Pipeline(Family):
         """Chooses tokens and channels such that they are the elements of states at a size, and at others, too, where
         the pipeline's states grow as sizes do."""
         elements = sum(s.numel() for s in states)
-        patch = self.config.get("patch_size") or 1
-        edge = self.scale * int(patch[-1] if isinstance(patch, list) else patch)
+        patch = self.config.get("patch_size") or self.config.get("all_patch_size") or 1
+        side = int(patch[-1] if isinstance(patch, list) else patch)
+        edge = self.scale * side
         deep = (size.frames - 1) // self.temporal + 1
+        if side > 1 and len(states) == 1 and (shape := states[0].shape)[2:] in (
+            grid := (deep, size.height // self.scale, size.width // self.scale), grid[1:] if deep == 1 else ()
+        ) and size.height % edge == size.width % edge == 0:  # fmt: skip
+            self.patch, self.channels, self.packed = (1, side, side), shape[1], True
+            return
         if len(states) == 1 and states[0].ndim == 3:
             exact = (size.height * size.width * deep / states[0].shape[1]) ** 0.5
             edge = int(exact) if exact == int(exact) else edge
@@ -394,21 +400,3 @@ def digest_of(kind: str, shape: tuple[int, ...], a: np.ndarray, rate: int = 0) -
     """The name of a condition: the SHA-256 in hex over its type and size, and its data."""
     head = f"{kind} {shape[0]} {shape[1]} {shape[2]} {rate}\n"
     return hashlib.sha256(head.encode() + np.ascontiguousarray(a).tobytes()).hexdigest()
-
-
-@contextlib.contextmanager
-def truncations() -> Iterator[list[str]]:
-    """What pipelines log of prompts that they cut."""
-    said: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "truncated" in record.getMessage():
-                said.append(" ".join(record.getMessage().split()))
-
-    handler, logger = Handler(logging.WARNING), logging.getLogger("diffusers")
-    logger.addHandler(handler)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)

@@ -1,5 +1,6 @@
 """The trainer's whole pipelines against a worker's: one velocity, log-probs that agree, gradients with guidance."""
 
+import dataclasses
 import hashlib
 import io
 import math
@@ -192,6 +193,26 @@ def test_rows_together_and_checkpointing_change_no_gradient(name, rollout):
         assert max(o / b for o, b in zip(report.ratio_off, report.ratio_bound, strict=True)) < 1
         found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
     assert 0 < float(found[0].norm()) and float((found[1] - found[0]).norm()) < 1e-3 * float(found[0].norm())
+
+
+@pytest.mark.parametrize("name", ["FluxKontextPipeline", "StableDiffusionPipeline"])
+def test_text_encoders_are_in_memory_only_while_they_encode(name, rollout, monkeypatch):
+    (network, batch), (fresh, _) = rollout(name).network(), rollout(name).network()
+    whole, read = network.whole, []
+    load = whole.family.load_part
+    monkeypatch.setattr(whole.family, "load_part", lambda part, *of: read.append(part) or load(part, *of))
+    learner = Learner(network, PPO(), lr=0.0, micro_batch=4)  # two rows of each prompt at once
+    reports = [learner.update(batch) for _ in range(2)]
+    encoders = sorted(n for n in whole.family.parts if n.startswith("text_encoder"))
+    parts = [getattr(whole.family.pipe, n) for n in encoders]
+    assert not read and encoders and all(p.is_meta for part in parts for p in part.parameters())
+    assert reports[0].ratio_off == reports[1].ratio_off
+    other = dataclasses.replace(batch.recipes[0], texts=("another text",))
+    whole.encode([other])
+    assert sorted(read) == encoders and all(p.is_meta for part in parts for p in part.parameters())
+    x, _, sigma, _ = batch.step(np.arange(1), 0, network.device)
+    with torch.no_grad():
+        assert torch.equal(*(n.whole.velocity(x, sigma, [other]) for n in (network, fresh)))
 
 
 def test_bf16_is_within_its_roundings_where_float32_has_other_weights(rollout):
