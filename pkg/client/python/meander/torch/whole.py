@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from . import accounts
-from .family import MAX_FRAMES, Family, Size
+from .family import MAX_FRAMES, TOKENIZERS, Family, Size
 from .faults import Fault, first_sentence
 from .folder import Folder
 
@@ -125,8 +125,12 @@ class Pipeline(Family):
         return Size(int(s.get("frames", frames)), int(s.get("height", height)), int(s.get("width", width)))
 
     def _guidance(self) -> str:
-        """The argument that scales classifier-free guidance."""
-        return next((n for n in ("true_cfg_scale", "guidance_scale") if n in self.call), "")
+        """The argument that scales classifier-free guidance: not guidance_scale where it is an input of the network."""
+        network = getattr(importlib.import_module("diffusers"), self.folder.named_class("transformer") or "-", object)
+        known = inspect.signature(network.__init__).parameters.get("guidance_embeds")
+        embeds = self.config.get("guidance_embeds", known and known.default)
+        names = ("true_cfg_scale",) if embeds else ("true_cfg_scale", "guidance_scale")
+        return next((n for n in names if n in self.call), "")
 
     def takes_guidance(self) -> bool:
         """Whether a row may have another scale than its recipe."""
@@ -228,6 +232,9 @@ class Pipeline(Family):
 
     def check(self) -> dict[str, int]:
         accounts.check_pipeline(self)
+        for part in self.folder.index:
+            if self.folder.named_class(part) in TOKENIZERS:
+                self.folder.check_tokenizer(part)
         return {part: self.check_part(part) for part in self.parts}
 
     def check_part(self, part: str) -> int:
@@ -256,8 +263,10 @@ class Pipeline(Family):
                 say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
                 parts[part] = self.load_part(part, dtype)
                 done += size
+        # Of a processor, which takes images, too, the tokenizer is enough; diffusers would want its class.
+        processors = [part for part in self.folder.index if self.folder.named_class(part) == "PixtralProcessor"]
         of_llama = (part for part in self.folder.index if self.folder.splits_bytes_for_llama(part))
-        parts |= {part: self.load_tokenizer(part) for part in of_llama}
+        parts |= {part: self.load_tokenizer(part) for part in of_llama} | dict.fromkeys(processors)
         without = {"safety_checker": None, "requires_safety_checker": False}
         takes = inspect.signature(self.cls.__init__).parameters
         try:
@@ -267,6 +276,7 @@ class Pipeline(Family):
             )  # fmt: skip
         except Exception as e:  # of any kind, by what is wrong with which file
             raise Fault("config", f"model: {self.folder.path}: {type(e).__name__}: {first_sentence(e)}") from e
+        pipe.register_modules(**{part: self.load_tokenizer(part) for part in processors})
         importlib.import_module("meander.torch.encoding").place(
             pipe, device, dict.fromkeys(_STEPPING, networks or device) | {"text_encoder": encoders or device}
         )

@@ -11,7 +11,7 @@ pytest.importorskip("diffusers")
 import torch
 
 VISION = pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="its processor needs torchvision")
-NAMES = ["sd15", "sdxl", "kontext", pytest.param("qwen-edit", marks=VISION)]
+NAMES = ["sd15", "sdxl", "kontext", "sd3", "ltx", pytest.param("qwen-edit", marks=VISION)]
 IMAGE = np.random.default_rng(3).integers(0, 256, (1, 64, 64, 3), dtype=np.uint8)
 
 
@@ -127,12 +127,14 @@ def test_whole_pipeline_ends_where_diffusers_does(client, served, name):
 
     engine = worker.engine
     call = engine.loaded.call_of(engine.recipes[handle])
-    states = []
+    states, run = [], engine.loaded.session(engine.recipes[handle])
+    [first], [last] = (run.split(torch.as_tensor(y)) for y in (noise, ys[-1]))
+    run.session.cancel()
     own = worker.family.pipe(
-        **{**call, "latents": noise},
+        **{**call, "latents": first},
         callback_on_step_end=lambda pipe, i, t, values: states.append(values["latents"]) or {},
     )
-    mine = grid.state(torch.from_numpy(ys[-1]), grid.last()).reshape(states[-1].shape)
+    mine = grid.state(last, grid.last())
     assert (mine - states[-1]).abs().max() <= 1e-5 * states[-1].abs().max()
 
     size = {n: recipe[n] for n in ("frames", "height", "width")}
@@ -298,9 +300,9 @@ def test_a_compiled_pipeline_computes_the_same(client, served, dial):
             assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("name", ["qwen-image", "flux2", "wan", "sdxl"])
+@pytest.mark.parametrize("name", ["qwen-image", "sd3", "wan", "sdxl"])
 def test_media_to_start_from_are_latents(client, served, name):
-    """As families written by hand encode them, and as the pipeline of SDXL from image to image does."""
+    """As the family of Qwen-Image encodes them, and as pipelines from image to image do."""
     from meander.torch import families
     from meander.torch.engine import Engine, Settings
     from meander.torch.family import Size
@@ -314,11 +316,20 @@ def test_media_to_start_from_are_latents(client, served, name):
     x = client("encode_media", size, {"media": media})[1]["x"]
     assert np.array_equal(client("encode_media", size, {"media": media})[1]["x"], x)
     assert list(served(name).engine.starts) == [Size(**size)]
-    if name == "sdxl":
-        vae = family.pipe.vae
+    if name != "qwen-image":
+        vae, pixels = family.pipe.vae, torch.from_numpy(media).permute(0, 3, 1, 2)
         with torch.no_grad():
-            z = vae.encode(torch.from_numpy(media).permute(0, 3, 1, 2)).latent_dist.mode()
-        assert np.abs(x.flatten() - (z * vae.config.scaling_factor).numpy().flatten()).max() <= 1e-6 * np.abs(x).max()
+            z = vae.encode(pixels.transpose(0, 1)[None] if name == "wan" else pixels).latent_dist.mode()
+        if name == "wan":
+            mean, std = (z.new_tensor(v).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std))
+            z = (z - mean) / std
+        else:
+            z = (z - (vae.config.shift_factor or 0)) * vae.config.scaling_factor
+        handle = begin(client, recipe_of(client, client.ready()["card"], **size))
+        run = served(name).engine.loaded.session(served(name).engine.recipes[handle])
+        [ours] = run.split(torch.from_numpy(x.reshape(1, -1)))
+        run.session.cancel()
+        assert ours.shape == z.shape and (ours - z).abs().max() <= 1e-5 * z.abs().max()
         return
     engine = Engine(families.find(Folder(family.folder.path)), Settings("cpu", "f32", threads=1))
     with torch.no_grad():
