@@ -310,11 +310,12 @@ def _check_ahead(
     loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, alike: Callable[[torch.Tensor, torch.Tensor], bool]
 ) -> None:
     """Finds whether the calls of a turn with guidance may be one."""
-    known = {a["name"] for a in loaded.family.arguments}
-    guided = {n: v for n, v in {_NEGATIVE: "", "true_cfg_scale": 4.0}.items() if n in known}
-    found = False
+    known, found = {a["name"] for a in loaded.family.arguments}, False
+    recipe = replace(recipe, arguments=recipe.arguments | ({_NEGATIVE: ""} if _NEGATIVE in known else {}))
+    if loaded.family.card()["pipeline"]["guidance"] == "true_cfg_scale":
+        recipe = replace(recipe, guidance=4.0)
     try:
-        with _session(loaded, replace(recipe, arguments={**recipe.arguments, **guided})) as run:
+        with _session(loaded, recipe) as run:
             alone = run.velocity(y, sigma)
             once = loaded.together.calls + 1, run.session.turns + 1
             loaded.ahead = True
