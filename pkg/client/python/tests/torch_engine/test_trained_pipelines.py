@@ -60,7 +60,10 @@ class Rollout:
             for c in self.card["pipeline"]["conditions"]
             if c["required"] or c["name"] == "image"
         ]
-        self.scales = [SCALE] * STEPS
+        # Calls of the network for guidance are one in a worker, which rounds otherwise: FLUX has its guidance as an input.
+        flux = name == "FluxKontextPipeline"
+        self.scale, self.given = (1.0, {"guidance_scale": SCALE}) if flux else (SCALE, {})
+        self.scales = [self.scale] * STEPS
         if name == "StableDiffusionPipeline":  # as with cfg_until
             self.scales[1:] = [1.0] * (STEPS - 1)
         self.groups = [self.group(g, prompt) for g, prompt in enumerate(PROMPTS)]
@@ -75,8 +78,8 @@ class Rollout:
         negative = any(a["name"] == "negative_prompt" for a in p["arguments"])
         recipe = {
             "prompts": [[prompt]], "truncate": False, "conditions": {c["name"]: [digest] for c in self.conditions},
-            "arguments": {"negative_prompt": "grey"} if negative else {}, "guidance": SCALE if p["guidance"] else 0.0,
-            "steps": STEPS, **size,
+            "arguments": self.given | ({"negative_prompt": "grey"} if negative else {}),
+            "guidance": self.scale if p["guidance"] else 0.0, "steps": STEPS, **size,
         }  # fmt: skip
         handle = self.client("encode", recipe)[0]["items"][0]["handle"]
         run = self.engine.loaded.session(self.engine.recipes[handle])
@@ -84,8 +87,8 @@ class Rollout:
         std = run.grids[0].init()
         run.session.cancel()
         facts = {
-            "uid": f"g{g}", "prompt": prompt, "negative_prompt": "grey", "true_cfg_scale": SCALE, "cfg_rule": "inside",
-            "cfg_scales": self.scales, "sigmas": self.sigmas, "noise_level": 0.9, "log_prob_kind": "density",
+            "uid": f"g{g}", "prompt": prompt, "negative_prompt": "grey", "true_cfg_scale": self.scale, "cfg_rule": "inside",
+            "arguments": {n: str(v) for n, v in self.given.items()}, "cfg_scales": self.scales, "sigmas": self.sigmas, "noise_level": 0.9, "log_prob_kind": "density",
             "transitions": [self.transition] * self.trained + ["ode"] * (STEPS - self.trained), **size,
             "conditions": self.conditions, "policy_version_min": 0, "policy_version_max": 0, "weights_digest": "w",
             "sample_seed": 1, "noise_seed": 1, "initial_std": std if std != 1 else 0,
@@ -101,7 +104,7 @@ class Rollout:
         for k in range(STEPS):
             kind = facts["transitions"][k]
             kernel = transition.kernel(kind, 0.9 if kind != "ode" else 0, self.sigmas, k)
-            scale = [0.0 if self.scales[k] == SCALE else self.scales[k]]
+            scale = [0.0 if self.scales[k] == self.scale else self.scales[k]]
             v = self.client.velocity(x[None], self.sigmas[k : k + 1], [handle], height, width, guidance=scale)[0]
             noise = self.rng.standard_normal(x.shape)
             after = (kernel.mean(x, v) + kernel.noise_std * noise).astype(np.float32)
