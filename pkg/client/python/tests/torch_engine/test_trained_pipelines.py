@@ -60,7 +60,7 @@ class Rollout:
             for c in self.card["pipeline"]["conditions"]
             if c["required"] or c["name"] == "image"
         ]
-        # Calls of the network for guidance are one in a worker, which rounds otherwise: FLUX has its guidance as an input.
+        # Calls of the network for guidance are one in a worker, which rounds otherwise: FLUX has it as an input.
         flux = name == "FluxKontextPipeline"
         self.scale, self.given = (1.0, {"guidance_scale": SCALE}) if flux else (SCALE, {})
         self.scales = [self.scale] * STEPS
@@ -87,8 +87,9 @@ class Rollout:
         std = run.grids[0].init()
         run.session.cancel()
         facts = {
-            "uid": f"g{g}", "prompt": prompt, "negative_prompt": "grey", "true_cfg_scale": self.scale, "cfg_rule": "inside",
-            "arguments": {n: str(v) for n, v in self.given.items()}, "cfg_scales": self.scales, "sigmas": self.sigmas, "noise_level": 0.9, "log_prob_kind": "density",
+            "uid": f"g{g}", "prompt": prompt, "negative_prompt": "grey", "true_cfg_scale": self.scale,
+            "cfg_rule": "inside", "arguments": {n: str(v) for n, v in self.given.items()}, "cfg_scales": self.scales,
+            "sigmas": self.sigmas, "noise_level": 0.9, "log_prob_kind": "density",
             "transitions": [self.transition] * self.trained + ["ode"] * (STEPS - self.trained), **size,
             "conditions": self.conditions, "policy_version_min": 0, "policy_version_max": 0, "weights_digest": "w",
             "sample_seed": 1, "noise_seed": 1, "initial_std": std if std != 1 else 0,
