@@ -52,6 +52,7 @@ _log = logging.getLogger("meander")
 
 _REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
 _GETS, _BULK = 32, 2  # requests at once for a stored message, and for many
+_FILTERS = 256  # subjects of one request
 _PORTION = 32 << 20  # bytes of states that are asked for at once, about
 _CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
 _HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
@@ -362,6 +363,18 @@ class Client(Controls, Teachers, Updates):
         of = {n: await self._members(source, staged.view(advantage, n), logits, whole) for n in named}
         return of[stage] if stage else Group(advantage, [Sample(m, None, []) for m in advantage["members"]], stages=of)
 
+    async def _results(self, run: str, uids: Sequence[str]) -> dict[str, contract.Advantage]:
+        """The results of groups by their uid, of those that the server gives at once, and that are what they must be:
+        group reads another, or says what is wrong."""
+        out = dict[str, Any]()
+        for at in range(0, len(uids), _FILTERS):
+            subjects = {f"{PREFIX}advantage.{run}.{uid}": uid for uid in uids[at : at + _FILTERS]}
+            found = await self._many("MDR_ADVANTAGES", list(subjects))
+            for subject in subjects.keys() & found.keys():
+                with contextlib.suppress(EventError):
+                    out[subjects[subject]] = fitting(found[subject].data, ADVANTAGE, subject, "run", "uid")
+        return out
+
     async def _members(self, run: str, advantage: contract.Advantage, logits: bool, whole: bool) -> Group:
         """A group with what its members name. Those of a stage are in rounds, each of which is a trajectory."""
         uid, members = advantage["uid"], advantage["members"]
@@ -474,27 +487,20 @@ class Client(Controls, Teachers, Updates):
             found[m.seq] = m
         out: list[list[Any]] = []
         for subject, t in zip(subjects, trajectories, strict=True):
-            steps = [(found[ref["seq"]], ref["digest"]) for ref in t["steps"]]
-            for m, _ in steps:
+            out.append([])
+            for ref in t["steps"]:
+                m = found[ref["seq"]]
                 _check_place(m, "MDR_STEPS", subject)
-            out.append([await self._step(m, digest, form, logits, found) for m, digest in steps])
+                step = fitting(m.data, form, m.subject, digest=ref["digest"], known=m.subject)
+                if not logits:
+                    step["logits"] = None
+                for tensor in _apart(step):
+                    await self.load(tensor, m.subject, found)
+                out[-1].append(step)
         for subject, t, has in zip(subjects, trajectories, held):
             if self.cache and t["steps"] and not has:
                 self.cache.put(t, {m.seq: m for m in found.values() if m.subject.startswith(subject)}.values())
         return out
-
-    async def _step(
-        self, m: Stored, digest: str, form: Event, logits: bool, found: Mapping[int | str, Stored]
-    ) -> Event:
-        step = fitting(m.data, form, m.subject, digest=digest, known=m.subject)
-        if not logits:
-            step["logits"] = None
-        of = step.get("logits") or {}
-        tensors = [named["tensor"] for named in (step.get("latents") or []) + (step.get("debug") or [])]
-        for t in [*tensors, step.get("checkpoint"), of.get("values"), of.get("ids")]:
-            if t and t.get("data") is None:
-                await self.load(t, m.subject, found)
-        return step
 
     async def load(self, t: Any, subject: str = "", found: Mapping[int | str, Stored] = {}) -> None:
         """Adds the bytes of a tensor that travelled apart: as a blob, or in parts beside the event of that subject,
@@ -758,14 +764,23 @@ def _portions(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
     """Samples in parts whose stored states have about _PORTION bytes."""
     portion, size = list[Sample](), 0
     for s in samples:
-        t = s.facts
-        size += 4 * math.prod(t.get("latents_shape") or [0]) * max(1, len(t.get("latent_step_indices") or ()))
+        size += s.state_bytes
         portion.append(s)
         if size >= _PORTION:
             yield portion
             portion, size = [], 0
     if portion:
         yield portion
+
+
+def _apart(step: Event) -> list[Any]:
+    """The tensors of an event whose bytes travelled apart."""
+    tensors = [named["tensor"] for name in ("latents", "debug") for named in step.get(name) or ()]
+    if step.get("checkpoint"):
+        tensors.append(step["checkpoint"])
+    if logits := step.get("logits"):
+        tensors += filter(None, map(logits.get, ("values", "ids")))
+    return [t for t in tensors if t.get("data") is None]
 
 
 def _check_place(m: Stored, stream: str, subject: str) -> None:

@@ -177,7 +177,9 @@ class Client:
     frames = waiting(aio.Client.frames)
     sound = waiting(aio.Client.sound)
     teacher_reply = waiting(aio.Client.teacher_reply)
+    teacher_replies = waiting(aio.Client.teacher_replies)
     teacher_log_probs = waiting(aio.Client.teacher_log_probs)
+    teacher_velocities = waiting(aio.Client.teacher_velocities)
 
     pause = waiting(control.Controls.pause)
     resume = waiting(control.Controls.resume)
