@@ -81,7 +81,7 @@ var layers = map[string][]string{
 	"pkg/flow":                                 {"pkg/models/portable", "pkg/models/strictjson", "pkg/models/tensor"},
 	"pkg/flow/flowtest":                        {"pkg/flow"}, // whole rollouts
 	"pkg/models/portable":                      nil,          // random words and elementary functions, the same on all machines
-	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable"},
+	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable", "schemas"},
 	"pkg/stages":                               {"schemas", "pkg/flow"}, // what samples of several stages are made of
 	"pkg/models/media":                         nil,                     // pixels, their digest and their file
 	"pkg/models/media/mediatest":               nil,                     // a program in place of ffmpeg, for tests

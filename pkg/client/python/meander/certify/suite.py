@@ -80,20 +80,21 @@ class Set:
         return self.title in _ANCHORED
 
     def gradient_of(self, inputs: Values, by: str, change: Callable[[Values, Values], Values]) -> Floats:
-        """The gradient of the changed formula by an input, by differences of the fourth order: some 1e-8 of it.
+        """The gradient of the changed formula by an input; change gets the moved inputs and those without one."""
+        fixed = change(inputs, inputs)
+        return gradient(lambda x: self.formula_of(change(inputs | {by: x}, inputs), fixed), inputs[by])
 
-        change gets the moved inputs and the ones that have no gradient.
-        """
-        base, x = inputs, np.array(inputs[by], np.float64)
-        fixed, out, h = change(base, base), np.zeros(x.shape), 2e-6
-        for i in np.ndindex(x.shape):
-            total = 0.0
-            for by_steps, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
-                moved = x.copy()
-                moved[i] += by_steps * h
-                total += weight * float(self.formula_of(change(base | {by: moved}, base), fixed))
-            out[i] = total / (12 * h)
-        return out
+
+def gradient(of: Callable[[Floats], Any], at: Floats) -> Floats:
+    """The gradient of a function, by differences of the fourth order: some 1e-8 of it."""
+    x = np.array(at, np.float64)
+    out, h = np.zeros(x.shape), 2e-6
+    for i in np.ndindex(x.shape):
+        for by, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
+            moved = x.copy()
+            moved[i] += by * h
+            out[i] += weight * float(of(moved)) / (12 * h)
+    return out
 
 
 def load(folder: pathlib.Path = FOLDER) -> dict[str, Set]:

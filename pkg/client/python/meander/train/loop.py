@@ -418,8 +418,9 @@ class Trainer:
     def _title(self, got: evaluate.Evaluation) -> str:
         rates = ", ".join(f"{name} {rate:.3f}" for name, rate in got.rates.items())
         steps = self.config.eval_steps or self.config.steps
-        return f"update {self.updated}: {got.samples} held-out samples at {steps} ode steps, exact or the mean: {rates}" + (
-            f"; diversity {got.diversity:.4f}" if got.diversity is not None else "")  # fmt: skip
+        diversity = f"; diversity {got.diversity:.4f}" if got.diversity is not None else ""
+        samples = f"{got.samples} held-out samples at {steps} ode steps"
+        return f"update {self.updated}: {samples}, exact or the mean: {rates}{diversity}"
 
     def _raise(self, found: list[tuple[str, str]]) -> str:
         """Reports the alarms, and returns why the run stops, if it does."""
