@@ -259,7 +259,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "losses/ppo": _ppo, "losses/grpo_guard": _ppo,
     "losses/flow_dppo": _dppo, "losses/gspo": _gspo, "losses/dpo": _dpo, "losses/diffusion_nft": _nft,
     "losses/grpo_tokens": _grpo_tokens,
-    "losses/diffusion_opd": lambda mean, teacher_mean, noise_std: np.mean((mean - teacher_mean) ** 2) / (2 * noise_std**2),
+    "losses/diffusion_opd": lambda mean, teacher_mean, noise_std: (
+        np.mean((mean - teacher_mean) ** 2) / (2 * noise_std**2)
+    ),
     **{f"transitions/{t}": _log_prob(t) for t, is_ in TRANSITIONS.items() if is_.get("stochastic")},
     "transitions/ode": lambda x, v, sigmas, step: x + (sigmas[step + 1] - sigmas[step]) * v,
     "schedules/static": _static, "schedules/dynamic": _dynamic,

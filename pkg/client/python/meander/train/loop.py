@@ -664,7 +664,7 @@ def teacher_of(client: Client, config: Config, patience: float) -> Teacher | Non
                     config.patience,
                 )
                 by = replies[0]
-                return velocities(batch, replies), f"{by.model} {by.weights_digest:.16} on {by.backend}"
+                return velocities(batch, replies), f"{by.model:.64} {by.weights_digest:.16} on {by.backend:.64}"
             except NoTeacher:
                 await wait.check()
                 await asyncio.sleep(0.2)
