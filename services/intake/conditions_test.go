@@ -200,7 +200,9 @@ func TestResolve_GuidanceByArguments(t *testing.T) {
 		inputs = append(inputs, model.Input{Name: name, Type: model.InputNumber})
 	}
 	var err error
-	policy.Pipeline, err = json.Marshal(&model.Pipeline{Class: "FluxPipeline", Guidance: "true_cfg_scale", Arguments: inputs})
+	policy.Pipeline, err = json.Marshal(&model.Pipeline{
+		Class: "FluxPipeline", Guidance: "true_cfg_scale", Arguments: inputs,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,8 +217,8 @@ func TestResolve_GuidanceByArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]string{"guidance_scale": "3.5", "guidance_rescale": "0.7", "guidance_scale_2": "2"}
-	if r := list[0]; !maps.Equal(r.Arguments, want) || r.TrueCFGScale != 4 || r.Guidance != 0 || r.GuidanceRescale != 0 ||
-		r.TrueCFGScale2 != 0 || r.BoundaryRatio != 0 {
+	if r := list[0]; !maps.Equal(r.Arguments, want) || r.TrueCFGScale != 4 || r.Guidance != 0 ||
+		r.GuidanceRescale != 0 || r.TrueCFGScale2 != 0 || r.BoundaryRatio != 0 {
 		t.Errorf("%v, %+v; want %v and nothing beside", r.Arguments, r.Sampling, want)
 	}
 	if _, err := resolve(4, map[string]string{"guidance_scale": "2"}); err == nil ||
