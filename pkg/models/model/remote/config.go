@@ -58,7 +58,7 @@ type Options struct {
 	Generic           bool   `key:"generic" help:"with --engine torch: compute the model's pipeline of diffusers as a whole, also where its network is known"`
 	TrustClass        bool   `key:"trust_class" help:"with --engine torch: try a class of diffusers that is not among those that are tested"`
 	Family            string `key:"family" help:"with --engine torch: FILE.py:NAME, a family or a pipeline of your own, a class of that Python file"`
-	Network           string `key:"network" help:"with --engine torch: vllm-omni has the engine of vLLM-Omni compute the network, of Qwen-Image alone; default diffusers"`
+	Network           string `key:"network" help:"with --engine torch: what computes the network, diffusers or vllm-omni, the engine of vLLM-Omni; default diffusers"`
 	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
 }
 
