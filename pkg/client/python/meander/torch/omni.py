@@ -27,6 +27,7 @@ from .weights import Weights, add_products
 NETWORK = "vllm-omni"
 """What --network calls it."""
 _CLASS = "QwenImagePipeline"
+_OFF = ("zero_cond_t", "use_layer3d_rope", "use_additional_t_cond")  # of editing, not compared with diffusers
 _QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 _PARTS = {
     "to_qkv": ("to_q", "to_k", "to_v"),
@@ -41,6 +42,8 @@ class Omni(QwenImage):
 
     def __init__(self, folder: Folder):
         super().__init__(folder)
+        if other := [n for n in _OFF if self.config.get(n)]:
+            raise Fault("config", f"transformer/config.json: {other[0]}: true; must be false for {NETWORK}")
         self.flags = (f"{NETWORK}-{metadata.version(NETWORK)}",)
 
     def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:

@@ -1,6 +1,7 @@
 """The networks of vLLM-Omni against those of diffusers, in the environment of meander-rl[omni]: make engines-test."""
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 
@@ -148,8 +149,14 @@ def test_a_whole_version_takes_the_place_of_the_base(bench):
 
 
 @HERE
-def test_another_class_is_refused(tmp_path):
+def test_another_class_or_network_is_refused(tmp_path):
     from meander.torch import omni
+
+    shutil.copytree(SIGNS, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "transformer/config.json"
+    config.write_text(config.read_text().replace('"zero_cond_t": false', '"zero_cond_t": true'))
+    with pytest.raises(Fault, match="zero_cond_t: true; must be false for vllm-omni"):
+        omni.find(Folder(tmp_path))
 
     (tmp_path / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
     with pytest.raises(Fault, match="FluxPipeline; must be QwenImagePipeline for vllm-omni"):
