@@ -277,7 +277,8 @@ func publishEverything(t *testing.T, w *world, channels []described) map[string]
 		t.Fatal(err)
 	}
 	var refused *client.RefusedError
-	if _, err := w.client.TeacherReply(ctx, "reference", "images", "g", 0, 0); !errors.As(err, &refused) {
+	asked := schemas.TeacherRequest{Name: "reference", Run: "images", UID: "g"}
+	if _, err := w.client.TeacherReply(ctx, asked); !errors.As(err, &refused) {
 		t.Fatal(err)
 	}
 

@@ -142,6 +142,8 @@ const (
 	MaxTokensPerEvent = 1024
 	MaxTokenEvents    = 6000
 	MaxTopLogits      = 4096
+	// MaxSubsteps is the evaluations of a teacher inside one step.
+	MaxSubsteps = 100
 	// MinTemperature and MaxTemperature bound a temperature above 0, MaxStops the texts or tokens that end an answer,
 	// MaxStopBytes such a text.
 	MinTemperature = 0.001

@@ -2,70 +2,70 @@ package schemas
 
 // ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS
 // request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is
-// not stored. A server of http:NAME gets the same map for a group.
+// not stored. A server of http:NAME gets the same map for a group, as JSON or msgpack.
 type ScoreRequest struct {
-	V int64 `msgpack:"v"`
+	V int64 `json:"v" msgpack:"v"`
 	// Name is the instance, NAME of nats:NAME.
-	Name   string `msgpack:"name" form:"token"`
-	Prompt string `msgpack:"prompt" size:"0..MaxPromptBytes"`
+	Name   string `json:"name" msgpack:"name" form:"token"`
+	Prompt string `json:"prompt" msgpack:"prompt" size:"0..MaxPromptBytes"`
 	// GroundTruth is what the sample is compared with, a text or any value of JSON; empty: nothing was named.
-	GroundTruth Truth `msgpack:"ground_truth" size:"0..MaxPromptBytes"`
+	GroundTruth Truth `json:"ground_truth" msgpack:"ground_truth" size:"0..MaxPromptBytes"`
 	// Params are the prompt's for this function, handed on unread.
-	Params map[string]string `msgpack:"params"`
+	Params map[string]string `json:"params" msgpack:"params"`
 	// Metadata is the prompt's: the record that it came with.
-	Metadata Metadata `msgpack:"metadata,omitempty"`
+	Metadata Metadata `json:"metadata,omitempty" msgpack:"metadata,omitempty"`
 	// ScoreSample is what the function sees of the sample; of a group it is empty.
 	ScoreSample
 	// GroupSize is how many samples the prompt asked for, where the function rates whole groups (RewardSpec.GroupMin).
-	GroupSize int64 `msgpack:"group_size,omitempty" range:"0..MaxGroupSize"`
+	GroupSize int64 `json:"group_size,omitempty" msgpack:"group_size,omitempty" range:"0..MaxGroupSize"`
 	// Members are the samples that the function is asked about, by sample_index.
-	Members []ScoreMember `msgpack:"members,omitempty" size:"0..MaxGroupSize"`
+	Members []ScoreMember `json:"members,omitempty" msgpack:"members,omitempty" size:"0..MaxGroupSize"`
 	// Missing are the other samples of the group, which the function does not see.
-	Missing []ScoreMissing `msgpack:"missing,omitempty" size:"0..MaxGroupSize"`
+	Missing []ScoreMissing `json:"missing" msgpack:"missing,omitempty" size:"0..MaxGroupSize"`
 }
 
 // ScoreSample is what a reward function sees of a sample.
 type ScoreSample struct {
 	// Image is a file of ImageFormat, png or jpeg: RGB, 8 bits a channel. Of a text both are empty.
-	Image       []byte `msgpack:"image"`
-	ImageFormat string `msgpack:"image_format" enum:"ScoreImageFormats?"`
+	Image       []byte `json:"image,omitempty" msgpack:"image"`
+	ImageFormat string `json:"image_format,omitempty" msgpack:"image_format" enum:"ScoreImageFormats?"`
 	// Frames are files of ImageFormat, in order: the frames of a video, where the function's settings ask for several.
 	// Image is the one in the middle.
-	Frames [][]byte `msgpack:"frames,omitempty" size:"0..MaxFrames"`
+	Frames [][]byte `json:"frames,omitempty" msgpack:"frames,omitempty" size:"0..MaxFrames"`
 	// Conditions are the files that the network was given besides the prompt, as they are stored, sorted by name.
-	Conditions []ScoreCondition `msgpack:"conditions,omitempty" size:"0..MaxConditioning"`
+	Conditions []ScoreCondition `json:"conditions,omitempty" msgpack:"conditions,omitempty" size:"0..MaxConditioning"`
 	// Audio is a WAV file of 32-bit floats, where the function judges a sound: Image is empty then.
-	Audio []byte `msgpack:"audio,omitempty"`
+	Audio []byte `json:"audio,omitempty" msgpack:"audio,omitempty"`
 	// Text is an answer of a language model, Messages the conversation that it is to. Of an image both are absent.
-	Text     *string   `msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
-	Messages []Message `msgpack:"messages,omitempty" size:"0..MaxMessages"`
+	Text     *string   `json:"text,omitempty" msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
+	Messages []Message `json:"messages,omitempty" msgpack:"messages,omitempty" size:"0..MaxMessages"`
 	// Trajectory is the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits.
-	Trajectory string `msgpack:"trajectory,omitempty" size:"0..MaxSubject"`
+	Trajectory string `json:"trajectory,omitempty" msgpack:"trajectory,omitempty" size:"0..MaxSubject"`
 }
 
 // ScoreMember is a sample of a group that a function rates.
 type ScoreMember struct {
-	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	SampleIndex int64 `json:"sample_index" msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	ScoreSample
 	// Ref is a blob with this map, where the request would not fit into a message; the map here has nothing else then.
-	Ref *Ref `msgpack:"ref,omitempty"`
+	Ref *Ref `json:"ref,omitempty" msgpack:"ref,omitempty"`
 }
 
 // ScoreMissing is a sample of a group that a function does not see.
 type ScoreMissing struct {
-	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	SampleIndex int64 `json:"sample_index" msgpack:"sample_index" range:"0..MaxGroupSize-1"`
 	// Why says what became of it: it failed, was pruned, or did not come in time.
-	Why string `msgpack:"why" size:"1..MaxText,cut"`
+	Why string `json:"why" msgpack:"why" size:"1..MaxText,cut"`
 }
 
 // ScoreCondition is a Condition of a sample, such as the image that it edits, with its file.
 type ScoreCondition struct {
 	// Name is the input of the network.
-	Name string `msgpack:"name" form:"token"`
+	Name string `json:"name" msgpack:"name" form:"token"`
 	// Type is the input's.
-	Type string `msgpack:"type" enum:"ConditionTypes"`
+	Type string `json:"type" msgpack:"type" enum:"ConditionTypes"`
 	// File is a PNG, of a video an animated one.
-	File []byte `msgpack:"file"`
+	File []byte `json:"file" msgpack:"file"`
 }
 
 // ScoreReply is a worker's answer, at most MaxScoreReply bytes; to a group it has Scores or Preferences, in at most

@@ -16,6 +16,9 @@ type TeacherRequest struct {
 	Stage       Stage `msgpack:"stage" form:"token"`
 	// TopK asks for the K likeliest tokens at each token that was generated; absent: for none. Images have none.
 	TopK int64 `msgpack:"top_k,omitempty" range:"0..MaxTopLogits"`
+	// Substeps asks for the velocities of an image, too: in each step the mean one of so many steps of the sample's
+	// solver, evenly spaced in sigma; with 1 the one at the state before it. Log-probs are then by these velocities.
+	Substeps int64 `msgpack:"substeps,omitempty" range:"0..MaxSubsteps"`
 }
 
 // TeacherReply is what a teacher gives a sample, or why it gives nothing. Tensors of texts are as long as the sample's
@@ -50,6 +53,8 @@ type TeacherReply struct {
 	StepLogProbs []float64 `msgpack:"step_log_probs,omitempty" size:"0..MaxSteps"`
 	StepsLeftOut []int64   `msgpack:"steps_left_out,omitempty" size:"0..MaxSteps,unique" range:"0..MaxSteps-1"`
 	LogProbKind  string    `msgpack:"log_prob_kind,omitempty" enum:"LogProbKinds?"`
+	// Velocities [k, S, C], F32, are by the k StepIndices what the log-probs were computed with, where Substeps asked.
+	Velocities *Tensor `msgpack:"velocities,omitempty"`
 }
 
 // Classes of reasons why a teacher gives nothing, beside CodeInvalid (the request) and CodeFailed (the model).
@@ -75,7 +80,8 @@ func (e *TeacherReply) Tensors() (list []NamedTensor) {
 	return list
 }
 
-// tensors lists the fields of tensors, all that a text has and those of the top k, with dtype and dimensions.
+// tensors lists the fields of tensors, all that a text has, those of the top k, and that of an image, with dtype and
+// dimensions.
 func (e *TeacherReply) tensors() []teacherTensor {
 	return []teacherTensor{
 		{"log_probs", &e.LogProbs, "F32", 1},
@@ -84,6 +90,7 @@ func (e *TeacherReply) tensors() []teacherTensor {
 		{"entropies", &e.Entropies, "F32", 1},
 		{"top_ids", &e.TopIDs, "I32", 2},
 		{"top_logits", &e.TopLogits, "F32", 2},
+		{"velocities", &e.Velocities, "F32", 3},
 	}
 }
 
@@ -117,17 +124,23 @@ func (e *TeacherReply) checkRules(f *faults) {
 		f.add("top_ids", strconv.FormatBool(e.TopIDs != nil), "must be there with top_logits")
 	}
 	for _, t := range e.tensors() {
-		x := *t.of
+		x, of, beside, n := *t.of, "log_probs", text, int64(-1)
+		if text && len(e.LogProbs.Shape) == 1 {
+			n = e.LogProbs.Shape[0]
+		}
+		if t.dims == 3 {
+			of, beside, n = "step_indices", len(e.StepIndices) > 0, int64(len(e.StepIndices))
+		}
 		switch g := f.inStruct(t.name); {
 		case x == nil && t.dims == 1 && text:
 			g.add("data", "none", "must be there: a text has it")
 		case x == nil:
-		case !text:
-			g.add("data", "present", "must be absent without log_probs")
+		case !beside:
+			g.add("data", "present", "must be absent without "+of)
 		case x.DType != t.dtype || len(x.Shape) != t.dims || x.Parts != nil:
 			g.add("dtype", quote(x.DType), "must be "+t.dtype+" of "+strconv.Itoa(t.dims)+" dimensions, without parts")
-		case len(e.LogProbs.Shape) == 1 && x.Shape[0] != e.LogProbs.Shape[0]:
-			g.add("shape", strconv.FormatInt(x.Shape[0], 10), "must be as long as log_probs")
+		case n >= 0 && x.Shape[0] != n:
+			g.add("shape", strconv.FormatInt(x.Shape[0], 10), "must be as long as "+of)
 		}
 	}
 	if e.TopIDs != nil && e.TopLogits != nil && len(e.TopIDs.Shape) == 2 && len(e.TopLogits.Shape) == 2 &&

@@ -10,9 +10,9 @@ import (
 // Message is one message of a conversation.
 type Message struct {
 	// Role is the author of the message: system, user or assistant.
-	Role string `msgpack:"role" enum:"Roles"`
+	Role string `json:"role" msgpack:"role" enum:"Roles"`
 	// Content is its text, UTF-8; the last message of a prompt, which the model answers, has MaxPromptBytes at most.
-	Content string `msgpack:"content" size:"0..MaxAnswerBytes"`
+	Content string `json:"content" msgpack:"content" size:"0..MaxAnswerBytes"`
 }
 
 // Text is how a language model answers. Of an empty one everything is the model's.

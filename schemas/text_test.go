@@ -188,6 +188,11 @@ func textSamples(t testing.TB) []sample {
 			Model: "signs", WeightsDigest: digestOf("teacher"), Backend: "cpu/avx512", LogProbKind: "density",
 			StepIndices: []int64{1, 3}, StepLogProbs: []float64{1.25, -0.5}, StepsLeftOut: []int64{2},
 		}},
+		{"teacher_request-velocities", &schemas.TeacherRequest{Stage: schemas.StageMain, Name: "fine", Run: "run-1", UID: "p17", SampleIndex: 3, Substeps: 5}},
+		{"teacher_reply-velocities", &schemas.TeacherReply{
+			Model: "signs", WeightsDigest: digestOf("teacher"), Backend: "cpu/avx512", LogProbKind: "density",
+			StepIndices: []int64{0}, StepLogProbs: []float64{1.25}, Velocities: vector("F32", []int64{1, 2, 1}, 0.5, -2),
+		}},
 		{"teacher_reply-error", &schemas.TeacherReply{Error: "sample 3 of group p17 of run run-1: no trajectory is stored", Code: "unknown_sample"}},
 		{"policy-text", &schemas.Policy{
 			Tenant: schemas.TenantMain,

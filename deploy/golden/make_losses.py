@@ -56,6 +56,11 @@ SETS = {
             "advantages": "[B]", "mix_beta": "[]", "adaptive_weight_min": "[]", "adv_clip_max": "[]",
         }, "float32": 1e-4,
     },
+    "diffusion_opd": {
+        "formula": "mean over B of mean((mean - teacher_mean)^2) / (2 noise_std^2)",
+        "source": "DiffusionOPD, arXiv 2605.15055; UniRL DiffusionOPD with add_kl_coefficient, verl-omni distill_kl",
+        "inputs": {"mean": "[B,N]", "teacher_mean": "[B,N]", "noise_std": "[]"}, "float32": 1e-4,
+    },
     "grpo_tokens": {
         "formula": "over the tokens of mask, l = -min(r A, clamp(r, 1-clip_low, 1+clip_high) A) + beta (exp(d) - d - 1), "
         "r = exp(log_prob - old), d = reference - log_prob. sample_mean: the mean over B of the mean over a row's tokens;"
@@ -172,6 +177,14 @@ def diffusion_nft(c, sizes=None):
     return {"losses": losses, "gradient_velocity": gradient, "sizes": found}
 
 
+def diffusion_opd(c):
+    n, losses, gradient = c["noise_std"], [], []
+    for m, of in zip(c["mean"], c["teacher_mean"]):
+        losses.append(squares(m, of) / (2 * n * n))
+        gradient.append([(x - y) / (n * n * len(m) * len(c["mean"])) for x, y in zip(m, of)])
+    return {"losses": losses, "gradient_mean": gradient}
+
+
 def grpo_tokens(c):
     """The loss alone: what it is the mean of depends on reduce."""
     rows, width = len(c["old"]), len(c["old"][0])
@@ -257,11 +270,15 @@ def examples(rng):
         pairs = draw(1, n, 2)
         yield "dpo", dpo, {"log_prob": shifted(pairs, 0.0 if k == 0 else 1 / beta), "base": pairs, "dpo_beta": beta}
         clean, then = draw(1, n, e), draw(1, n, e)
-        yield "diffusion_nft", diffusion_nft, {
+        nft = {
             "clean": clean, "noise": draw(1, n, e), "sigma": [round(rng.uniform(0.05, 1), 6) for _ in range(n)],
             "velocity": shifted(then, 0.1 if k else 0.0), "old_velocity": then, "advantages": draw(3, n),
             "mix_beta": (0.5, 0.1, 1.0, 0.5)[k], "adaptive_weight_min": 1e-5 if k < 3 else 2.0,
             "adv_clip_max": 5.0 if k % 2 else 1.0,
+        }
+        yield "diffusion_nft", diffusion_nft, nft
+        yield "diffusion_opd", diffusion_opd, {
+            "mean": nft["velocity"], "teacher_mean": then, "noise_std": means["noise_std"]
         }
     for k in range(6):
         rows, width = 3 + k % 2, 5 + k // 2

@@ -8,12 +8,10 @@ learned.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -24,7 +22,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
-from learn import ROOT, pipeline  # noqa: E402
+from learn import ROOT, TRAINERS, arguments, beside, pipeline  # noqa: E402
 
 TEACHER_SEED = 0
 SMOOTH = 5  # updates: a batch has other prompts each time
@@ -32,16 +30,15 @@ MODELS = {
     "grpo_sums.py": "sums", "distill_sums.py": "sums", "trl_sums.py": "sums", "verl_sums.py": "sums",
     "accelerate_signs.py": "signs"
 }
-TITLES = {"reward": f"reward of a batch, mean of {SMOOTH} updates", "entropy": "entropy of a token, nats", "norm": "norm of the gradient",
-          "kl": "KL(student || teacher), nats a token"}  # fmt: skip
+TITLES = {
+    "reward": f"reward of a batch, mean of {SMOOTH} updates", "entropy": "entropy of a token, nats",
+    "norm": "norm of the gradient", "kl": "KL(student || teacher), nats a token",
+}  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, "learn-sums", 0)
     parser.add_argument("--example", choices=list(MODELS), default="grpo_sums.py")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--out", type=Path, default=Path("meander-out/learn-sums"))
-    parser.add_argument("--meander", default="bin/meander")
     parser.add_argument(
         "--engine", default="",
         help="vllm=URL or sglang=URL: a server that draws the tokens, started with --enable-lora"
@@ -65,10 +62,7 @@ def main() -> None:
         with pipeline(args.meander, out, model, args.engine) as url, teacher(args.meander, out, url, model, adapter):
             example = str(ROOT / "pkg/client/python/examples" / name)
             command = [*python, example, "--url", url, "--seed", str(seed), "--out", str(out), *flags]
-            env = os.environ | {
-                "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "TRL_EXPERIMENTAL_SILENCE": "1"
-            }
-            if code := subprocess.run(command, env=env).returncode:
+            if code := subprocess.run(command, env=TRAINERS | {"TRL_EXPERIMENTAL_SILENCE": "1"}).returncode:
                 sys.exit(code)
 
     distils = args.example == "distill_sums.py"
@@ -99,25 +93,19 @@ def teacher(meander: str, out: Path, url: str, model: str, adapter: Path | None)
         meander, "teacher", "--nats", url, "--model", str(ROOT / "deploy/models" / model), "--adapter", str(adapter),
         "--name", "teacher"
     ]
-    with open(out / "teacher.log", "w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
+    with beside(command, os.environ, out / "teacher.log") as process:
         while "answers on" not in (out / "teacher.log").read_text():
             if process.poll() is not None:
                 sys.exit(f"meander teacher ended; see {out / 'teacher.log'}")
             time.sleep(0.1)
         yield
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait()
 
 
 def report(out: Path, seeds: list[int]) -> None:
     """The curve, and the table of the examples' pages in deploy/bench."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
-    print(
-        "\n| seed | held out before | after | gained | updates | ratio, furthest turn | furthest token | seconds |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
-    )
+    print("\n| seed | held out before | after | gained | updates | ratio, furthest turn | furthest token | seconds |")
+    print("| --- " * 8 + "|")
     for seed in seeds:
         folder = out / f"seed-{seed}"
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -128,7 +116,8 @@ def report(out: Path, seeds: list[int]) -> None:
             f"| {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['updates']} | "
             f"{worst[0]} | {worst[1]} | {s['seconds']:.0f} |"
         )
-        for ax, key in zip(axes, ("reward", next(k for k in ("kl", "entropy", "norm") if all(k in r for r in log))), strict=True):
+        other = next(k for k in ("kl", "entropy", "norm") if all(k in r for r in log))
+        for ax, key in zip(axes, ("reward", other), strict=True):
             values = [r[key] for r in log]
             mean = [sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))]
             (line,) = ax.plot(values, alpha=0.25)

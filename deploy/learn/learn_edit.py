@@ -10,7 +10,6 @@ chooses nothing but between these two.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -28,7 +27,7 @@ import meander
 import numpy as np
 import torch
 from diffusers import FluxControlPipeline
-from learn import HERE, flags, pipeline, train
+from learn import HERE, arguments, flags, pipeline, train
 from meander.rewards.reward import Input, Reward, Score
 from meander.rewards.worker import Worker
 from meander.train import prompts
@@ -46,11 +45,7 @@ FLAGS = [
 
 def main() -> None:
     own, theirs = flags()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--out", type=Path, default=Path("meander-out/learn-edit"))
-    parser.add_argument("--meander", default="bin/meander")
-    args = parser.parse_args(own)
+    args = arguments(__doc__, "learn-edit", 0).parse_args(own)
     torch.set_num_threads(1)
     logging.getLogger("diffusers").setLevel(logging.ERROR)
     model, env = (args.out / "model").resolve(), os.environ | {"OMP_NUM_THREADS": "1"}

@@ -3,31 +3,30 @@
 whether that is right. Two processes of meander-train read one run, each its stage. Once a seed and a set of trained
 stages, on a pipeline of its own:
 
-    learn_stages.py [--seeds 0 1 2] [--trained both think paint] [--out FOLDER] [--meander bin/meander]
+    learn_stages.py [--seeds 0 1 2] [--kinds both think paint] [--out FOLDER] [--meander bin/meander]
 
 What is held out are sums that are not trained on, drawn and rated by the pipeline before and after with equal noise. A
-run that has its summary is not made again. MARGIN is how much better two trained lanes must be than the better of one,
+run that has its result is not made again. MARGIN is how much better two trained lanes must be than the better of one,
 and than none.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import meander
-from learn import ROOT, pipeline
+from learn import ROOT, TRAINERS, Found, beside, compare, pipeline, records
 
 COLOURS = ("red", "blue", "green", "black", "orange", "purple", "brown", "gray")
 HELD_OUT, SAMPLES, MARGIN = 100, 4, 0.10
@@ -37,7 +36,7 @@ COMMON = [
     "--groups", "16", "--group-size", "8", "--beta", "0", "--ema", "0", "--no-stop", "--gold", "", "--sheet", "0",
     "--patience", str(PATIENCE), "--no-tensorboard",
 ]  # fmt: skip
-TRAINERS = {
+STAGES = {
     "think": ["--lane", "sums", "--model", str(ROOT / "deploy/models/sums"), "--lr", "4e-3", "--lr-schedule", "linear"],
     "paint": [
         "--lane", "signs", "--model", str(ROOT / "deploy/models/signs"), "--steps", str(STEPS), "--sde-type", "cps",
@@ -47,64 +46,38 @@ TRAINERS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--trained", nargs="+", choices=list(RUNS), default=list(RUNS))
-    parser.add_argument("--updates", type=int, default=24)
-    parser.add_argument("--out", type=Path, default=Path("meander-out/learn-stages"))
-    parser.add_argument("--meander", default="bin/meander")
-    args = parser.parse_args()
-    # A run that is stopped takes its pipeline and its trainers with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; start it again for the runs that are left"))
-    for seed in args.seeds:
-        for trained in args.trained:
-            out = args.out / f"{trained}-{seed}"
-            if not (out / "summary.json").exists():
-                learn(args.meander, out, seed, RUNS[trained], args.updates)
-    report(args.out)
+    compare(__doc__, "learn-stages", 0, RUNS, learn, report)
 
 
-def learn(program: str, out: Path, seed: int, trained: tuple[str, ...], updates: int) -> None:
+def learn(program: str, out: Path, seed: int, kind: str, updates: int) -> dict:
     """One run, from the checkpoints as they are."""
-    out.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    trained = RUNS[kind]
     with pipeline(program, out, "signs") as url, sampler(program, out, url):
         base = out.parent / "before.json"  # equal weights and seeds give equal samples, in all runs
         if not base.exists():
             base.write_text(json.dumps(measured(url, out.name, "before")))
         before = json.loads(base.read_text())
         with contextlib.ExitStack() as running:
-            trainers = [running.enter_context(trainer(url, out, seed, trained, stage, updates)) for stage in trained]
-            while any(t.poll() is None for t in trainers):
-                if failed := [t for t in trainers if t.poll()]:
-                    sys.exit(failed[0].returncode)
+            commands = [trainer(url, out, seed, trained, stage, updates) for stage in trained]
+            trainers = [running.enter_context(beside(command, TRAINERS)) for command in commands]
+            while any(t.poll() is None for t in trainers) and not any(t.poll() for t in trainers):
                 time.sleep(0.2)
-            if failed := [t for t in trainers if t.returncode]:
+            if failed := [t for t in trainers if t.poll()]:
                 sys.exit(failed[0].returncode)
         after = measured(url, out.name, "after")
-    summary = {"before": before, "after": after, "updates": updates, "seconds": round(time.monotonic() - began)}
-    (out / "summary.json").write_text(json.dumps(summary) + "\n")
     print(f"{out.name}: {before:.3f} of the held-out signs right before, {after:.3f} after", flush=True)
+    return {"before": before, "after": after, "updates": updates}
 
 
-@contextlib.contextmanager
-def trainer(
-    url: str, out: Path, seed: int, trained: tuple[str, ...], stage: str, updates: int
-) -> Iterator[subprocess.Popen]:
-    """The trainer of a stage; it ends with the run. That of the last stage publishes, and waits for the other."""
-    flags = [*COMMON, *TRAINERS[stage], "--updates", str(updates), "--seed", str(seed), "--nats", url]
+def trainer(url: str, out: Path, seed: int, trained: tuple[str, ...], stage: str, updates: int) -> list[str]:
+    """The command of the trainer of a stage. That of the last stage publishes, and waits for the other."""
+    flags = [*COMMON, *STAGES[stage], "--updates", str(updates), "--seed", str(seed), "--nats", url]
     flags += ["--run", out.name, "--stage", stage, "--out", str(out / stage)]
     if stage == trained[-1]:
         prompts = out / "prompts.jsonl"
         prompts.write_text("".join(json.dumps(p) + "\n" for p in problems(random.Random(seed), 400, trained, False)))
         flags += ["--prompts", str(prompts), *(["--beside", trained[0]] if len(trained) > 1 else [])]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    process = subprocess.Popen([sys.executable, "-m", "meander.train", *flags], env=env)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
+    return [sys.executable, "-m", "meander.train", *flags]
 
 
 def problems(rng: random.Random, count: int, trained: tuple[str, ...], held_out: bool) -> list[dict]:
@@ -160,59 +133,43 @@ async def newest(client: meander.Client, lane: str) -> int:
 @contextlib.contextmanager
 def sampler(program: str, out: Path, url: str) -> Iterator[None]:
     """The sampler of the second lane; it ends with the run, and the run with it."""
-    binary = str(Path(program).with_name("meander-sampler"))
+    binary, ended = str(Path(program).with_name("meander-sampler")), threading.Event()
     command = [binary, "--nats-url", url, "--health-addr", "", "--model", "sums", "--batch", "64", "--threads", "1"]
-    with open(out / "sampler.log", "a") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    ended = threading.Event()
+    with beside(command, os.environ, out / "sampler.log") as process:
 
-    def watch() -> None:
-        process.wait()
-        if not ended.is_set():
-            print(f"the sampler of sums has ended; why is in {out / 'sampler.log'}", file=sys.stderr)
-            os.kill(os.getpid(), signal.SIGTERM)
+        def watch() -> None:
+            process.wait()
+            if not ended.is_set():
+                print(f"the sampler of sums has ended; why is in {out / 'sampler.log'}", file=sys.stderr)
+                os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
-        process.terminate()
-        process.wait()
+        threading.Thread(target=watch, daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
 
 
-def report(out: Path) -> None:
-    """The table and the curves of deploy/bench/learn-stages.md, of all runs that are there."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    found = {f.parent.name: json.loads(f.read_text()) for f in sorted(out.glob("*/summary.json"))}
+def report(found: Found, axes: Any) -> None:
+    """The table and the curves of deploy/bench/learn-stages.md."""
     print("\n| trained | seed | held out before | after | gained | seconds |\n| --- | --- | --- | --- | --- | --- |")
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
-    first = min((name.rsplit("-", 1)[1] for name in found), default="")
-    for name, s in found.items():
-        trained, seed = name.rsplit("-", 1)
+    by_seed: dict[str, dict[str, dict]] = {}
+    for trained, seed, folder, s in found:
         before, after = s["before"], s["after"]
-        print(f"| {trained} | {seed} | {before:.3f} | {after:.3f} | {after - before:+.3f} | {s['seconds']} |")
-        log = (out / name / RUNS[trained][-1] / "log.jsonl").read_text().splitlines()
-        full = [r["full"] for r in map(json.loads, log) if r["kind"] == "update"]
-        colour = f"C{list(RUNS).index(trained)}"
-        axes[0].plot(range(1, len(full) + 1), full, color=colour, alpha=0.8, label=trained if seed == first else None)
-        axes[1].plot([0, 1], [s["before"], s["after"]], "o-", color=colour)
+        print(f"| {trained} | {seed} | {before:.3f} | {after:.3f} | {after - before:+.3f} | {s['seconds']:.0f} |")
+        full = [r["full"] for r in records(folder / RUNS[trained][-1], "update")]
+        by_seed.setdefault(seed, {})[trained] = s
+        colour, label = f"C{list(RUNS).index(trained)}", trained if seed == found[0][1] else None
+        axes[0].plot(range(1, len(full) + 1), full, color=colour, alpha=0.8, label=label)
+        axes[1].plot([0, 1], [before, after], "o-", color=colour)
     axes[0].set(title="right signs of a training batch", xlabel="update", ylim=(0, 1))
     axes[1].set(title="right signs of held-out sums", xticks=[0, 1], xticklabels=["before", "after"], ylim=(0, 1))
-    axes[0].legend()
-    figure.savefig(out / "curve.png", dpi=110)
-    for seed in sorted({name.rsplit("-", 1)[1] for name in found}):
-        of = {t: found[f"{t}-{seed}"] for t in RUNS if f"{t}-{seed}" in found}
+    for seed, of in sorted(by_seed.items()):
         if len(of) == len(RUNS):
             best = max(of["think"]["after"], of["paint"]["after"], *(s["before"] for s in of.values()))
             more = of["both"]["after"] - best
             print(f"seed {seed}: both are {more:+.3f} above the best of the others, {best:.3f}; "
                   f"the margin is {MARGIN:.2f}: {'held' if more >= MARGIN else 'missed'}")  # fmt: skip
-    print(f"curve {out / 'curve.png'}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,16 +28,13 @@ func (c *Client) askTeacher(
 	return c.ask(ctx, schemas.TeacherSubject(teacher), data)
 }
 
-// TeacherReply asks a teacher for the log-probs that its model gives a stored sample, and waits for them; topK asks for
-// as many of the likeliest tokens besides. Tensors are complete. A teacher that is busy or stops is asked again until
-// ctx ends. A RefusedError says why it gives nothing, ErrNoTeacher that none of that name runs.
-func (c *Client) TeacherReply(
-	ctx context.Context, teacher string, run schemas.Run, uid schemas.UID, sample, topK int64,
-) (*schemas.TeacherReply, error) {
-	r := &schemas.TeacherRequest{
-		Name: teacher, Run: run, UID: uid, SampleIndex: sample, Stage: schemas.StageMain, TopK: topK,
-	}
-	data, err := schemas.Encode(r)
+// TeacherReply asks a teacher for the log-probs that its model gives a stored sample, and waits for them. Tensors are
+// complete. A teacher that is busy or stops is asked again until ctx ends. A RefusedError says why it gives nothing,
+// ErrNoTeacher that none of that name runs.
+func (c *Client) TeacherReply(ctx context.Context, r schemas.TeacherRequest) (*schemas.TeacherReply, error) {
+	teacher := r.Name
+	r.Stage = cmp.Or(r.Stage, schemas.StageMain)
+	data, err := schemas.Encode(&r)
 	if err == nil {
 		err = schemas.DecodeValid(data, &schemas.TeacherRequest{})
 	}
@@ -73,6 +71,7 @@ func (c *Client) TeacherReply(
 		var tensors []*schemas.Tensor
 		for _, t := range []*schemas.Tensor{
 			reply.LogProbs, reply.ProcessedLogProbs, reply.LogSumExps, reply.Entropies, reply.TopIDs, reply.TopLogits,
+			reply.Velocities,
 		} {
 			if t != nil {
 				tensors = append(tensors, t)

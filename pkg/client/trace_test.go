@@ -34,8 +34,11 @@ func TestRequests_Trace(t *testing.T) {
 	ctx, stop := context.WithTimeout(tracing.With(t.Context(), want), time.Minute)
 	defer stop()
 	for what, ask := range map[string]func() error{
-		"dry":     func() error { _, err := c.Try(ctx, "r", &schemas.Prompt{Prompt: "a fox"}); return err },
-		"teacher": func() error { _, err := c.TeacherReply(ctx, "t", "r", "u", 0, 0); return err },
+		"dry": func() error { _, err := c.Try(ctx, "r", &schemas.Prompt{Prompt: "a fox"}); return err },
+		"teacher": func() error {
+			_, err := c.TeacherReply(ctx, schemas.TeacherRequest{Name: "t", Run: "r", UID: "u"})
+			return err
+		},
 		"seen": func() error {
 			_, err := c.Seen(ctx, &schemas.Trajectory{Identity: schemas.Identity{Run: "r", UID: "u", Lane: "l"}}, 1)
 			return err

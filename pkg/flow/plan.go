@@ -69,6 +69,20 @@ func (p Plan) Segment() (begin, end int) {
 	return p.Begin, p.End
 }
 
+// Within returns the plan that goes over one step of p in so many ode steps, evenly spaced in sigma, of p's solver. Its
+// states are not rounded.
+func (p Plan) Within(step, steps int) Plan {
+	begin, end := float64(p.Sigmas[step]), float64(p.Sigmas[step+1])
+	within := Plan{
+		OpenEnd: true, LogProb: p.LogProb, Solver: p.Solver, Storage: tensor.F32,
+		Sigmas: make([]float32, steps+1), Transitions: slices.Repeat([]Transition{ODE}, steps),
+	}
+	for k := range within.Sigmas {
+		within.Sigmas[k] = float32(begin + float64((end-begin)*float64(float64(k)/float64(steps))))
+	}
+	return within
+}
+
 // CheckStart returns nil if a rollout that starts with the stored state before step index has the
 // same bits as one that computed this state itself; else the error says why not. The sampler asks
 // before it resumes a sample, and intake before it plans checkpoints or a segment. A multistep

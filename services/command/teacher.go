@@ -27,7 +27,8 @@ stored sample of any run; the reply has the log-probs that this model gives it:
 
   texts   of each token that was generated, before temperature and filters (log_probs), and after those
           of the sample (processed_log_probs); with top_k also the likeliest tokens and their logits
-  images  of the transition of each stochastic step whose states before and after are stored
+  images  of the transition of each stochastic step whose states before and after are stored; with
+          substeps also the mean velocity of so many finer steps inside each
 
 Use it for on-policy distillation, for the divergence from a reference, and to score samples with
 weights that did not draw them. The model needs the tokenizer of the samples, or the shape of their

@@ -21,27 +21,30 @@ import (
 	"github.com/meander-rl/meander/services/sampler/engine/texts"
 )
 
-// scoreSample computes the log-probs of a stored sample. An error is a refusal, or may pass.
+// scoreSample computes what a request asks of a stored sample. An error is a refusal, or may pass.
 func (s *service) scoreSample(
-	network engine.Network, t *schemas.Trajectory, topK int64,
+	network engine.Network, t *schemas.Trajectory, r *schemas.TeacherRequest,
 ) (*schemas.TeacherReply, error) {
 	if t.StopReason != schemas.StopCompleted {
 		return nil, refuse(schemas.CodeUnfit, "it did not complete: %s %s", t.StopReason, t.Error)
 	}
 	switch n := network.(type) {
 	case *texts.Network:
-		if t.Text == nil {
+		switch {
+		case t.Text == nil:
 			return nil, refuse(schemas.CodeUnfit, "it is an image; the teacher's model %s makes texts", n.Name())
+		case r.Substeps > 0:
+			return nil, refuse(schemas.CodeInvalid, "substeps: %d; must be absent, texts have no steps", r.Substeps)
 		}
-		return s.scoreText(n.Model, t, int(topK))
+		return s.scoreText(n.Model, t, int(r.TopK))
 	case *images.Network:
 		switch {
 		case t.Text != nil:
 			return nil, refuse(schemas.CodeUnfit, "it is a text; the teacher's model %s makes images", n.Name())
-		case topK > 0:
-			return nil, refuse(schemas.CodeInvalid, "top_k: %d; must be absent, images have no tokens", topK)
+		case r.TopK > 0:
+			return nil, refuse(schemas.CodeInvalid, "top_k: %d; must be absent, images have no tokens", r.TopK)
 		}
-		return s.scoreImage(n.Model, t)
+		return s.scoreImage(n.Model, t, int(r.Substeps))
 	}
 	return nil, refuse(schemas.CodeUnfit, "the teacher's model %s scores no samples that are given", network.Name())
 }
@@ -161,13 +164,15 @@ func (s *service) tensor(dtype string, data []byte, shape ...int) (*schemas.Tens
 }
 
 // scoreImage computes the log-prob of each stochastic step whose states before and after are stored, from the model's
-// velocity at the state before.
-func (s *service) scoreImage(m model.Model, t *schemas.Trajectory) (*schemas.TeacherReply, error) {
+// velocity at the state before, or from the mean one of so many steps inside it.
+func (s *service) scoreImage(m model.Model, t *schemas.Trajectory, substeps int) (*schemas.TeacherReply, error) {
 	card := m.Card()
 	if t.ScheduledSampling != nil {
 		return nil, refuse(schemas.CodeUnfit, "it is of scheduled sampling, whose steps have no log-probs")
 	}
-	if err := cmp.Or(images.CheckLatents(card, t), images.CheckSettings(card, &t.Sampling)); err != nil {
+	if err := cmp.Or(
+		images.CheckLatents(card, t), images.CheckSettings(card, &t.Sampling), checkSubsteps(card, t, substeps),
+	); err != nil {
 		return nil, refuse(schemas.CodeUnfit, "the teacher's model %s: %w", card.Name, err)
 	}
 	conds, err := images.Encode(s.ctx, m, &t.Sampling, s.files)
@@ -180,6 +185,7 @@ func (s *service) scoreImage(m model.Model, t *schemas.Trajectory) (*schemas.Tea
 	given := images.Given{Velocities: images.NewVelocities(m), Sampling: &t.Sampling, Conditionings: conds}
 	plan, reply := sampling.Plan(&t.Sampling), &schemas.TeacherReply{LogProbKind: t.LogProbKind}
 	plan.Tracks = schemas.TrackElements(t.Tracks)
+	var velocities []byte
 	states := map[int][]float32{} // the last ones
 	for i := plan.Begin; i < plan.End; i++ {
 		if t.LogProbs[i] == nil {
@@ -201,7 +207,7 @@ func (s *service) scoreImage(m model.Model, t *schemas.Trajectory) (*schemas.Tea
 			reply.StepsLeftOut = append(reply.StepsLeftOut, int64(i))
 			continue
 		}
-		v, err := given.Velocity(s.ctx, images.Point{Step: int64(i), X: states[i], Sigma: t.Sigmas[i]})
+		v, err := s.velocity(given, plan, i, states[i], substeps)
 		if err != nil {
 			return nil, err
 		}
@@ -210,14 +216,60 @@ func (s *service) scoreImage(m model.Model, t *schemas.Trajectory) (*schemas.Tea
 			return nil, refuse(schemas.CodeFailed, "step %d: %w", i, err)
 		}
 		reply.StepIndices, reply.StepLogProbs = append(reply.StepIndices, int64(i)), append(reply.StepLogProbs, p.Mean)
+		if substeps > 0 {
+			velocities = tensor.F32.AppendFloats(velocities, v)
+		}
 	}
 	switch {
+	case velocities != nil:
+		reply.Velocities, err = s.tensor("F32", velocities, len(reply.StepIndices), int(t.LatentsShape[0]),
+			int(t.LatentsShape[1]))
+		return reply, err
 	case len(reply.StepIndices) > 0:
 		return reply, nil
 	case len(reply.StepsLeftOut) > 0:
 		return nil, refuse(schemas.CodeUnfit, "no step has both its states: keep them with return_step_indices")
 	}
 	return nil, refuse(schemas.CodeUnfit, "no step is stochastic, so there are no log-probs")
+}
+
+// checkSubsteps refuses sigmas between those of the schedule where the network has none: it takes a timestep of its own
+// for each, or a whole pipeline computes it, whose scheduler knows its own alone.
+func checkSubsteps(card model.Card, t *schemas.Trajectory, substeps int) error {
+	if substeps > 1 && (len(t.Sampling.NetworkTimesteps) > 0 || card.Pipeline != nil) {
+		return fmt.Errorf("substeps: %d; must be 1: the model is evaluated at the sigmas of its own schedule alone",
+			substeps)
+	}
+	return nil
+}
+
+// velocity returns the model's velocity at the state x before a step, or the mean one of so many steps of the sample's
+// solver from there to the step's end: the one that an ode step of euler goes as far with.
+func (s *service) velocity(given images.Given, plan flow.Plan, step int, x []float32, substeps int) ([]float32, error) {
+	at := func(x []float32, sigma float32) ([]float32, error) {
+		return given.Velocity(s.ctx, images.Point{Step: int64(step), X: x, Sigma: sigma})
+	}
+	if substeps <= 1 {
+		return at(x, plan.Sigmas[step])
+	}
+	rollout, err := flow.NewRollout(plan.Within(step, substeps), x)
+	if err != nil {
+		return nil, refuse(schemas.CodeUnfit, "substeps: %d: step %d: %w", substeps, step, err)
+	}
+	for !rollout.Done() {
+		v, err := at(rollout.Point())
+		if err != nil {
+			return nil, err
+		}
+		if _, err := rollout.Advance(v); err != nil {
+			return nil, refuse(schemas.CodeFailed, "step %d, of the teacher: %w", step, err)
+		}
+	}
+	v, length := make([]float32, len(x)), float64(plan.Sigmas[step+1])-float64(plan.Sigmas[step])
+	for i, end := range rollout.Latents() {
+		v[i] = float32((float64(end) - float64(x[i])) / length)
+	}
+	return v, nil
 }
 
 // loadState returns a stored state [S, C] of a sample; nil if it was never kept. One that is gone is a refusal.

@@ -280,7 +280,7 @@ func (s *service) score(network engine.Network, r *schemas.TeacherRequest) (*sch
 	if err := bus.Fits(m, t); err != nil {
 		return nil, refuse(schemas.CodeUnknownSample, "%s: what is stored is no trajectory: %w", what, err)
 	}
-	reply, err := s.scoreSample(network, t, r.TopK)
+	reply, err := s.scoreSample(network, t, r)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"image"
 	"math"
 	"slices"
@@ -16,13 +17,18 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/lm/qwen2/qwen2test"
 	"github.com/meander-rl/meander/pkg/models/media"
+	"github.com/meander-rl/meander/pkg/models/model"
+	"github.com/meander-rl/meander/pkg/models/model/families"
 	"github.com/meander-rl/meander/pkg/models/model/qwenimage/checkpoint"
 	"github.com/meander-rl/meander/pkg/models/model/remote/remotetest"
 	"github.com/meander-rl/meander/pkg/models/tensor"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/pipeline"
+	"github.com/meander-rl/meander/services/sampler/engine/images"
 	"github.com/meander-rl/meander/services/teacher"
 )
 
@@ -98,7 +104,9 @@ func ask(t *testing.T, plane *bustest.Plane, name string, uid schemas.UID, sampl
 ) {
 	t.Helper()
 	c := client.New(plane.Bus)
-	reply, err := c.TeacherReply(t.Context(), name, "r1", uid, sample, topK)
+	reply, err := c.TeacherReply(t.Context(), schemas.TeacherRequest{
+		Name: name, Run: "r1", UID: uid, SampleIndex: sample, TopK: topK,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,6 +181,93 @@ func checkTop(t *testing.T, stored *schemas.TextResult, reply *schemas.TeacherRe
 	}
 }
 
+// velocities asks for those of the image, and returns them by step.
+func velocities(t *testing.T, c *client.Client, name string, substeps int64) (*schemas.TeacherReply, [][]float32) {
+	t.Helper()
+	reply, err := c.TeacherReply(t.Context(), schemas.TeacherRequest{
+		Name: name, Run: "r1", UID: "image", Substeps: substeps,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, steps := floats(t, reply.Velocities), len(reply.StepIndices)
+	return reply, slices.Collect(slices.Chunk(all, len(all)/steps))
+}
+
+// The velocities of a teacher are those of its log-probs. That of one step is the model's at the stored state; that of
+// several leads to where as many steps of euler lead, in float64.
+func TestRun_VelocitiesOfFinerSteps(t *testing.T) {
+	plane := bustest.New(t)
+	sample(t, plane, signs, adapter, imagePrompt())
+	teach(t, plane, "own", signs, func(c *teacher.Config) { c.Adapter = adapter })
+	c := client.New(plane.Bus)
+	stored, err := c.Trajectory(t.Context(), "r1", "image", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, states := sampling.Plan(&stored.Sampling), map[int64][]float32{}
+	for i := int64(1); i <= 3; i++ {
+		state, err := plane.Bus.LoadState(t.Context(), stored, i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		states[i] = floats(t, state)
+	}
+	models, err := families.All().Open(signs, model.Options{Adapter: adapter, AdapterScale: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer models.Close()
+	conds, err := images.Encode(t.Context(), models, &stored.Sampling, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := images.Given{Velocities: images.NewVelocities(models), Sampling: &stored.Sampling, Conditionings: conds}
+	for _, substeps := range []int{1, 5} {
+		reply, found := velocities(t, c, "own", int64(substeps))
+		for k, step := range reply.StepIndices {
+			p, err := flow.Score(plan, int(step), states[step], found[k], states[step+1])
+			if err != nil || p.Mean != reply.StepLogProbs[k] || (substeps == 1) != (p.Mean == *stored.LogProbs[step]) {
+				t.Errorf("%d substeps, step %d: log-prob %v, by its velocity %v, stored %v: %v", substeps, step,
+					reply.StepLogProbs[k], p.Mean, *stored.LogProbs[step], err)
+			}
+			want := meanVelocity(t, given, plan, step, substeps, states[step])
+			for i, v := range found[k] {
+				// States are rounded to float32 at each substep: five of them, 2^-24 of 4 each, over a step of 0.3.
+				if off := math.Abs(float64(v) - want[i]); off > 1e-5 {
+					t.Fatalf("%d substeps, step %d, element %d: %v, want %v", substeps, step, i, v, want[i])
+				}
+			}
+		}
+	}
+}
+
+// meanVelocity is the mean velocity over a step of even substeps of euler, whose states are float64.
+func meanVelocity(
+	t *testing.T, given images.Given, plan flow.Plan, step int64, substeps int, from []float32,
+) []float64 {
+	t.Helper()
+	begin, length := float64(plan.Sigmas[step]), float64(plan.Sigmas[step+1])-float64(plan.Sigmas[step])
+	sum, x := make([]float64, len(from)), make([]float32, len(from))
+	for k := range substeps {
+		for i, s := range sum {
+			x[i] = float32(float64(from[i]) + s*length/float64(substeps))
+		}
+		sigma := float32(begin + length*float64(k)/float64(substeps))
+		v, err := given.Velocity(t.Context(), images.Point{Step: step, X: x, Sigma: sigma})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range sum {
+			sum[i] += float64(v[i])
+		}
+	}
+	for i := range sum {
+		sum[i] /= float64(substeps)
+	}
+	return sum
+}
+
 // With its own weights, an adapter among them, an image gets exactly the log-probs that are stored of it; with others
 // it gets others.
 func TestRun_ImageWithItsOwnWeights(t *testing.T) {
@@ -223,6 +318,14 @@ func TestRun_ConditionsByAWorker(t *testing.T) {
 				t.Errorf("step %d: %v; stored is %v", step, own.StepLogProbs[i], *stored.LogProbs[step])
 			}
 		}
+		for substeps, says := range map[int64]string{1: "", 2: "substeps: 2; must be 1: the model is evaluated"} {
+			_, err := client.New(plane.Bus).TeacherReply(t.Context(), schemas.TeacherRequest{
+				Name: "own", Run: "r1", UID: "image", Substeps: substeps,
+			})
+			if (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+				t.Errorf("%d substeps: %v", substeps, err)
+			}
+		}
 		if len(own.StepIndices) != 2 || w.Calls("condition") != before+1 {
 			t.Errorf("steps %v, %d conditions sent", own.StepIndices, w.Calls("condition")-before)
 		}
@@ -237,6 +340,9 @@ func TestRun_Refuses(t *testing.T) {
 	few := imagePrompt()
 	few.UID, few.Rollout.ReturnStepIndices = "few", []int64{2, 4}
 	sample(t, plane, "synthetic", "", few)
+	ode := imagePrompt()
+	ode.UID, ode.Rollout.SDEStepIndices = "ode", []int64{}
+	sample(t, plane, "synthetic", "", ode)
 	fine := checkpoint.Dir(t, checkpoint.Config{Mult: []int{1, 2, 2}}) // fewer pixels a token
 	other := t.TempDir()
 	if err := (qwen2test.Random{
@@ -247,10 +353,12 @@ func TestRun_Refuses(t *testing.T) {
 	for name, model := range map[string]string{"text": sums, "image": "synthetic", "fine": fine, "other": other} {
 		teach(t, plane, name, model, nil)
 	}
-	c := client.New(plane.Bus)
+	c, substeps := client.New(plane.Bus), int64(0)
 	refused := func(name string, uid schemas.UID, topK int64, code, says string) {
 		t.Helper()
-		_, err := c.TeacherReply(t.Context(), name, "r1", uid, 0, topK)
+		_, err := c.TeacherReply(t.Context(), schemas.TeacherRequest{
+			Name: name, Run: "r1", UID: uid, TopK: topK, Substeps: substeps,
+		})
 		var refusal *client.RefusedError
 		if !errors.As(err, &refusal) || refusal.Code != code || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s of %s: %v; want %s: %s", uid, name, err, code, says)
@@ -264,10 +372,27 @@ func TestRun_Refuses(t *testing.T) {
 	refused("fine", "image", 0, schemas.CodeUnfit, "latents_shape")
 	refused("image", "image", 2, schemas.CodeInvalid, "top_k: 2; must be absent")
 	refused("image", "few", 0, schemas.CodeUnfit, "keep them with return_step_indices")
-	if _, err := c.TeacherReply(t.Context(), "nobody", "r1", "text", 0, 0); !errors.Is(err, client.ErrNoTeacher) {
+	substeps = 5
+	refused("text", "text", 0, schemas.CodeInvalid, "substeps: 5; must be absent, texts have no steps")
+	refused("fine", "image", 0, schemas.CodeUnfit, "latents_shape")
+	refused("image", "ode", 0, schemas.CodeUnfit, "no step is stochastic, so there are no log-probs")
+	for _, substeps = range []int64{-1, schemas.MaxSubsteps + 1} {
+		_, err := c.TeacherReply(t.Context(), schemas.TeacherRequest{
+			Name: "image", Run: "r1", UID: "image", Substeps: substeps,
+		})
+		if want := fmt.Sprintf("substeps: %d; must be between 0 and 100", substeps); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
+	}
+	substeps = 0
+	nobody, negative := schemas.TeacherRequest{Name: "nobody", Run: "r1", UID: "text"}, schemas.TeacherRequest{
+		Name: "text", Run: "r1", UID: "text", SampleIndex: -1,
+	}
+	if _, err := c.TeacherReply(t.Context(), nobody); !errors.Is(err, client.ErrNoTeacher) {
 		t.Errorf("a teacher that is not there: %v", err)
 	}
-	if _, err := c.TeacherReply(t.Context(), "text", "r1", "text", -1, 0); err == nil {
+	if _, err := c.TeacherReply(t.Context(), negative); err == nil {
 		t.Error("sample -1: no error")
 	}
 	if _, err := plane.Bus.PurgeSubject(t.Context(), schemas.StreamSteps, schemas.Prefix+"step.>"); err != nil {
@@ -282,10 +407,11 @@ func TestRun_StopsWhenAllIsAnswered(t *testing.T) {
 	sample(t, plane, sums, "", textPrompt())
 	stop := teach(t, plane, "sums", sums, func(c *teacher.Config) { c.Name, c.Workers = "sums", 1 })
 	c, first := client.New(plane.Bus), make(chan struct{}, 1)
+	own := schemas.TeacherRequest{Name: "sums", Run: "r1", UID: "text", SampleIndex: 1}
 	var asking sync.WaitGroup
 	for range 32 {
 		asking.Go(func() {
-			if _, err := c.TeacherReply(t.Context(), "sums", "r1", "text", 1, 0); err != nil &&
+			if _, err := c.TeacherReply(t.Context(), own); err != nil &&
 				!errors.Is(err, client.ErrNoTeacher) {
 				t.Error(err)
 			} else if err == nil {
@@ -299,7 +425,7 @@ func TestRun_StopsWhenAllIsAnswered(t *testing.T) {
 	<-first
 	stop()
 	asking.Wait()
-	if _, err := c.TeacherReply(t.Context(), "sums", "r1", "text", 1, 0); !errors.Is(err, client.ErrNoTeacher) {
+	if _, err := c.TeacherReply(t.Context(), own); !errors.Is(err, client.ErrNoTeacher) {
 		t.Errorf("a teacher that has stopped: %v", err)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"net/url"
 	"os"
@@ -14,36 +13,37 @@ import (
 	"time"
 
 	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Config is the settings of one server. Fields that a file leaves out have the values of DefaultConfig.
 type Config struct {
 	// URL is the address of the requests: http or https, with the path. Required.
-	URL string `yaml:"url"`
+	URL string `key:"url"`
 	// Format of requests and replies: json or msgpack. Msgpack saves the third that base64 adds to images.
-	Format string `yaml:"format"`
+	Format string `key:"format" enum:"json,msgpack"`
 	// Image is the format of images in requests: png, or jpeg of quality 95.
-	Image string `yaml:"image"`
+	Image string `key:"image" enum:"ScoreImageFormats"`
 	// Frames is the most frames of a video that are sent beside the one in the middle, evenly spaced; 0 or 1: none,
 	// 1024: all of any video.
-	Frames int `yaml:"frames"`
+	Frames int `key:"frames" range:"0..MaxFrames"`
 	// Headers are sent with every request. ${NAME} in a value stands for the environment
 	// variable NAME. Values are secrets: they appear in no error and no printed form.
-	Headers map[string]string `yaml:"headers"`
+	Headers map[string]string `key:"headers"`
 	// Timeout bounds one attempt, from the connection to the last byte of the reply.
-	Timeout time.Duration `yaml:"timeout"`
+	Timeout time.Duration `key:"timeout" range:"(0s..1h]"`
 	// Concurrency is how many requests run at once. Rate is how many start in a second, retries included; 0: no limit.
-	Concurrency int     `yaml:"concurrency"`
-	Rate        float64 `yaml:"rate"`
+	Concurrency int     `key:"concurrency" range:"1..1024"`
+	Rate        float64 `key:"rate" range:"0.."`
 	// Retries is how often a request is repeated if the server cannot be reached, is too
 	// slow, or answers 408, 429 or 5xx.
-	Retries int `yaml:"retries"`
+	Retries int `key:"retries" range:"0..16"`
 	// RetryWait is the wait before the first retry; it doubles with each. At most 30 s.
-	RetryWait time.Duration `yaml:"retry_wait"`
+	RetryWait time.Duration `key:"retry_wait" range:"(0s..30s]"`
 	// MaxBatch is the most samples of one request.
-	MaxBatch int `yaml:"max_batch"`
+	MaxBatch int `key:"max_batch" range:"1..256"`
 	// Version names what runs on the server; it is a part of Scorer.Version.
-	Version string `yaml:"version"`
+	Version string `key:"version" size:"0..128"`
 }
 
 // DefaultConfig returns the default settings: JSON, one image per request, three retries.
@@ -81,15 +81,6 @@ func (c Config) Validate() error {
 	case u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
 		fault("url: %s; must be http://HOST:PORT/PATH or https://...", redactURL(c.URL))
 	}
-	if c.Format != wire.FormatJSON && c.Format != wire.FormatMsgpack {
-		fault("format: %q; must be %s or %s", c.Format, wire.FormatJSON, wire.FormatMsgpack)
-	}
-	if err := wire.CheckImage(c.Image); err != nil {
-		errs = append(errs, err)
-	}
-	if err := wire.CheckFrames(c.Frames); err != nil {
-		errs = append(errs, err)
-	}
 	names := map[string]bool{}
 	for _, name := range c.headerNames() {
 		switch {
@@ -110,28 +101,7 @@ func (c Config) Validate() error {
 		}
 		names[http.CanonicalHeaderKey(name)] = true
 	}
-	if c.Timeout <= 0 || c.Timeout > time.Hour {
-		fault("timeout: %v; must be above 0, at most 1h", c.Timeout)
-	}
-	if c.Concurrency < 1 || c.Concurrency > 1024 {
-		fault("concurrency: %d; must be 1 to 1024", c.Concurrency)
-	}
-	if !(c.Rate >= 0) || math.IsInf(c.Rate, 0) {
-		fault("rate: %v; must be a finite number of requests a second, 0 for no limit", c.Rate)
-	}
-	if c.Retries < 0 || c.Retries > 16 {
-		fault("retries: %d; must be 0 to 16", c.Retries)
-	}
-	if c.RetryWait <= 0 || c.RetryWait > maxWait {
-		fault("retry_wait: %v; must be above 0, at most %v", c.RetryWait, maxWait)
-	}
-	if c.MaxBatch < 1 || c.MaxBatch > 256 {
-		fault("max_batch: %d; must be 1 to 256", c.MaxBatch)
-	}
-	if len(c.Version) > 128 {
-		fault("version: %d bytes; must be at most 128", len(c.Version))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, schemas.CheckFields(&c))...)
 }
 
 // headerNames returns the names of the headers, sorted.

@@ -31,6 +31,7 @@ package httpscore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -51,6 +52,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // maxReply bounds a reply in bytes, after decompression.
@@ -176,8 +178,8 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 	var sent []int
 	for i := range in {
 		sample, err := wire.NewSample(in[i], s.cfg.Image)
-		if err == nil && s.cfg.Format == wire.FormatJSON {
-			sample.Metadata, err = metadataJSON(sample.Metadata)
+		if err == nil {
+			err = s.checkMetadata(sample.Metadata)
 		}
 		if err != nil {
 			results[i].Err = err
@@ -188,11 +190,7 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 	if len(sent) == 0 {
 		return
 	}
-	encode := json.Marshal
-	if s.cfg.Format == wire.FormatMsgpack {
-		encode = msgpack.Marshal
-	}
-	data, err := encode(body)
+	data, err := s.encode(body)
 	if err == nil {
 		data, err = s.postWithRetries(ctx, data, traceOf(in))
 	}
@@ -211,23 +209,17 @@ func (s *Scorer) request(ctx context.Context, in []scorer.Input, results []score
 
 // ScoreGroup scores the members of a group by one request, with its retries.
 func (s *Scorer) ScoreGroup(ctx context.Context, g scorer.Group) []scorer.Result {
-	results := wire.Rate(ctx, g, s.name, s.cfg.Image, func(sent wire.Group) (_ map[string]any, err error) {
-		encode := msgpack.Marshal
-		if s.cfg.Format == wire.FormatJSON {
-			encode = json.Marshal
-			if sent.Metadata, err = metadataJSON(sent.Metadata); err != nil {
-				return nil, err
-			}
-		}
-		data, err := encode(sent)
-		if err != nil {
+	ask := func(e *schemas.ScoreRequest, trace map[string][]string) (map[string]any, error) {
+		data, err := s.encode(e)
+		if err := cmp.Or(s.checkMetadata(e.Metadata), err); err != nil {
 			return nil, err
 		}
-		if data, err = s.postWithRetries(ctx, data, sent.Trace); err != nil {
+		if data, err = s.postWithRetries(ctx, data, trace); err != nil {
 			return nil, err
 		}
 		return s.readMap(data)
-	})
+	}
+	results := wire.Rate(ctx, g, s.name, s.cfg.Image, ask)
 	for i, r := range results {
 		if r.Err != nil {
 			results[i].Err = fmt.Errorf("%s: %w", s.Name(), r.Err)
@@ -236,13 +228,27 @@ func (s *Scorer) ScoreGroup(ctx context.Context, g scorer.Group) []scorer.Result
 	return results
 }
 
-// metadataJSON encodes metadata now, as msgpack may have what JSON has not: that is a fault of its sample alone.
-func metadataJSON(metadata any) (any, error) {
-	data, err := json.Marshal(metadata)
-	if err != nil {
-		return nil, fmt.Errorf("metadata: %w; set format: msgpack", err)
+// encode returns a request in the format of the server.
+func (s *Scorer) encode(request any) ([]byte, error) {
+	if s.cfg.Format == wire.FormatMsgpack {
+		return msgpack.Marshal(request)
 	}
-	return json.RawMessage(data), nil
+	return json.Marshal(request)
+}
+
+// checkMetadata refuses metadata that JSON has no form for: that is a fault of its sample alone.
+func (s *Scorer) checkMetadata(m schemas.Metadata) error {
+	if s.cfg.Format != wire.FormatJSON {
+		return nil
+	}
+	record, err := m.Map()
+	if err == nil {
+		_, err = json.Marshal(record)
+	}
+	if err != nil {
+		return fmt.Errorf("metadata: %w; set format: msgpack", err)
+	}
+	return nil
 }
 
 // postWithRetries posts until there is a reply or a final error. After the last retry, or if ctx or the caller's

@@ -399,8 +399,8 @@ func TestNew_Refuses(t *testing.T) {
 		{"no scheme", func(c *httpscore.Config) { c.URL = "127.0.0.1:80" }, "url: no address that can be read"},
 		{"another scheme", func(c *httpscore.Config) { c.URL = "ftp://a:b@host/x" }, "url: ftp://host/x; must be http"},
 		{"no host", func(c *httpscore.Config) { c.URL = "http:///score" }, "url: http:///score; must be http"},
-		{"format", func(c *httpscore.Config) { c.Format = "pickle" }, `format: "pickle"; must be json or msgpack`},
-		{"image", func(c *httpscore.Config) { c.Image = "gif" }, `image: "gif"; must be png or jpeg`},
+		{"format", func(c *httpscore.Config) { c.Format = "pickle" }, `format: "pickle"; must be one of json, msgpack`},
+		{"image", func(c *httpscore.Config) { c.Image = "gif" }, `image: "gif"; must be one of png, jpeg`},
 		{"header name", func(c *httpscore.Config) { c.Headers = map[string]string{"a b": ""} }, `headers: "a b" is no name`},
 		{
 			"header twice", func(c *httpscore.Config) { c.Headers = map[string]string{"X-A": "", "x-a": ""} },
@@ -430,18 +430,18 @@ func TestNew_Refuses(t *testing.T) {
 			"line break", func(c *httpscore.Config) { c.Headers = map[string]string{"A": "${LINES}"} },
 			"headers.A: the value has a line break",
 		},
-		{"timeout", func(c *httpscore.Config) { c.Timeout = 0 }, "timeout: 0s; must be above 0"},
-		{"concurrency", func(c *httpscore.Config) { c.Concurrency = 0 }, "concurrency: 0; must be 1 to 1024"},
-		{"rate", func(c *httpscore.Config) { c.Rate = math.NaN() }, "rate: NaN; must be a finite number"},
-		{"retries", func(c *httpscore.Config) { c.Retries = -1 }, "retries: -1; must be 0 to 16"},
+		{"timeout", func(c *httpscore.Config) { c.Timeout = 0 }, "timeout: 0s; must be above 0s and at most 1h0m0s"},
+		{"concurrency", func(c *httpscore.Config) { c.Concurrency = 0 }, "concurrency: 0; must be between 1 and 1024"},
+		{"rate", func(c *httpscore.Config) { c.Rate = math.NaN() }, "rate: NaN; must not be negative"},
+		{"retries", func(c *httpscore.Config) { c.Retries = -1 }, "retries: -1; must be between 0 and 16"},
 		{
 			"retry_wait", func(c *httpscore.Config) { c.RetryWait = time.Minute },
-			"retry_wait: 1m0s; must be above 0, at most 30s",
+			"retry_wait: 1m0s; must be above 0s and at most 30s",
 		},
-		{"max_batch", func(c *httpscore.Config) { c.MaxBatch = 0 }, "max_batch: 0; must be 1 to 256"},
+		{"max_batch", func(c *httpscore.Config) { c.MaxBatch = 0 }, "max_batch: 0; must be between 1 and 256"},
 		{
 			"two faults", func(c *httpscore.Config) { c.MaxBatch, c.Retries = 0, 99 },
-			"retries: 99; must be 0 to 16\nmax_batch: 0",
+			"retries: 99; must be between 0 and 16\nmax_batch: 0",
 		},
 	}
 	for _, tt := range tests {

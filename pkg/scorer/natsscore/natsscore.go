@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/vmihailenco/msgpack/v5"
 
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
@@ -29,16 +30,16 @@ import (
 // Config is the settings of one reward function.
 type Config struct {
 	// Image is the format of images in requests: png, or jpeg of quality 95, which is smaller.
-	Image string `yaml:"image"`
+	Image string `key:"image" enum:"ScoreImageFormats"`
 	// Frames is the most frames of a video that are sent beside the one in the middle, evenly spaced; 0 or 1: none,
 	// 1024: all of any video.
-	Frames int `yaml:"frames"`
+	Frames int `key:"frames" range:"0..MaxFrames"`
 	// Timeout bounds one request.
-	Timeout time.Duration `yaml:"timeout"`
+	Timeout time.Duration `key:"timeout" range:"(0s..1h]"`
 	// Concurrency is how many requests run at once.
-	Concurrency int `yaml:"concurrency"`
+	Concurrency int `key:"concurrency" range:"1..1024"`
 	// Version names what the workers run; it is a part of Scorer.Version.
-	Version string `yaml:"version"`
+	Version string `key:"version" size:"0..128"`
 }
 
 // DefaultConfig returns the settings of an instance that is in no file.
@@ -47,19 +48,7 @@ func DefaultConfig() Config {
 }
 
 // Validate joins all faults; each names its field.
-func (c Config) Validate() error {
-	errs := []error{wire.CheckImage(c.Image), wire.CheckFrames(c.Frames)}
-	if c.Timeout <= 0 || c.Timeout > time.Hour {
-		errs = append(errs, fmt.Errorf("timeout: %v; must be above 0, at most 1h", c.Timeout))
-	}
-	if c.Concurrency < 1 || c.Concurrency > 1024 {
-		errs = append(errs, fmt.Errorf("concurrency: %d; must be 1 to 1024", c.Concurrency))
-	}
-	if len(c.Version) > 128 {
-		errs = append(errs, fmt.Errorf("version: %d bytes; must be at most 128", len(c.Version)))
-	}
-	return errors.Join(errs...)
-}
+func (c Config) Validate() error { return schemas.CheckFields(&c) }
 
 // Scorer is a scorer.Detailer and a scorer.GroupScorer. It may be used concurrently.
 type Scorer struct {
@@ -123,23 +112,12 @@ func (s *Scorer) ScoreDetail(ctx context.Context, in scorer.Input) scorer.Result
 // ScoreGroup scores the members of a group by one request to a worker. Where it is larger than the server allows, its
 // members go into the store, and the request names them.
 func (s *Scorer) ScoreGroup(ctx context.Context, g scorer.Group) []scorer.Result {
-	results := wire.Rate(ctx, g, s.name, s.cfg.Image, func(sent wire.Group) (map[string]any, error) {
-		e, err := s.newRequest(sent.Asked)
-		if err != nil {
-			return nil, err
-		}
-		e.GroupSize = sent.GroupSize
-		for _, m := range sent.Members {
-			e.Members = append(e.Members,
-				schemas.ScoreMember{SampleIndex: m.SampleIndex, ScoreSample: newSample(m.Seen)})
-		}
-		for _, m := range sent.Missing {
-			e.Missing = append(e.Missing, schemas.ScoreMissing{SampleIndex: m.Index, Why: m.Why})
-		}
+	ask := func(e *schemas.ScoreRequest, trace map[string][]string) (map[string]any, error) {
+		files := e.Members[0].Text == nil
 		data, err := schemas.Encode(e)
 		large := errors.Is(err, schemas.ErrTooLarge) || s.nc != nil && int64(len(data)) > s.nc.MaxPayload()
 		if large && g.Store != nil {
-			if err := storeMembers(ctx, g, sent.Members, e); err != nil {
+			if err := storeMembers(ctx, g, e.Members); err != nil {
 				return nil, s.unavailable(ctx, err)
 			}
 			data, err = schemas.Encode(e)
@@ -147,13 +125,13 @@ func (s *Scorer) ScoreGroup(ctx context.Context, g scorer.Group) []scorer.Result
 		if err != nil {
 			return nil, fmt.Errorf("encode request: %w", err)
 		}
-		what := fmt.Sprintf("%d samples", len(sent.Members))
-		reply, err := s.send(ctx, data, sent.Trace, what, sent.Members[0].Text == nil)
+		reply, err := s.send(ctx, data, trace, fmt.Sprintf("%d samples", len(e.Members)), files)
 		if err != nil {
 			return nil, err
 		}
 		return readReply(reply, schemas.MaxGroupReply)
-	})
+	}
+	results := wire.Rate(ctx, g, s.name, s.cfg.Image, ask)
 	for i, r := range results {
 		if r.Err != nil {
 			results[i].Err = fmt.Errorf("%s: %w", s.Name(), r.Err)
@@ -163,56 +141,22 @@ func (s *Scorer) ScoreGroup(ctx context.Context, g scorer.Group) []scorer.Result
 }
 
 // storeMembers puts the members of a request into the store, and their names in their place.
-func storeMembers(ctx context.Context, g scorer.Group, members []wire.Member, e *schemas.ScoreRequest) error {
-	for i := range members {
-		data, err := members[i].Encode()
+func storeMembers(ctx context.Context, g scorer.Group, members []schemas.ScoreMember) error {
+	for i, m := range members {
+		data, err := msgpack.Marshal(m)
 		digest := ""
 		if err == nil {
 			digest, err = g.Store(ctx, data)
 		}
 		if err != nil {
-			return fmt.Errorf("store sample %d of %d bytes: %w", members[i].SampleIndex, len(data), err)
+			return fmt.Errorf("store sample %d of %d bytes: %w", m.SampleIndex, len(data), err)
 		}
-		e.Members[i] = schemas.ScoreMember{
-			SampleIndex: members[i].SampleIndex,
+		members[i] = schemas.ScoreMember{
+			SampleIndex: m.SampleIndex,
 			Ref:         &schemas.Ref{Bucket: schemas.BlobBucket, Digest: digest, Size: int64(len(data))},
 		}
 	}
 	return nil
-}
-
-// newRequest returns a request without what the worker sees.
-func (s *Scorer) newRequest(of wire.Asked) (*schemas.ScoreRequest, error) {
-	record, _ := of.Metadata.(map[string]any)
-	if len(record) == 0 {
-		record = nil
-	}
-	metadata, err := schemas.MetadataFrom(record)
-	if err != nil {
-		return nil, err
-	}
-	truth, err := schemas.NewTruth(of.GroundTruth)
-	if err != nil {
-		return nil, fmt.Errorf("ground truth: %w", err)
-	}
-	return &schemas.ScoreRequest{
-		Name: s.name, Prompt: of.Prompt, GroundTruth: truth, Params: of.Params, Metadata: metadata,
-	}, nil
-}
-
-// newSample returns what the worker sees of a sample.
-func newSample(of wire.Seen) schemas.ScoreSample {
-	x := schemas.ScoreSample{
-		Image: of.Image, ImageFormat: of.ImageFormat, Frames: of.Frames, Audio: of.Audio, Text: of.Text,
-		Trajectory: of.Trajectory,
-	}
-	for _, c := range of.Conditions {
-		x.Conditions = append(x.Conditions, schemas.ScoreCondition(c))
-	}
-	for _, m := range of.Messages {
-		x.Messages = append(x.Messages, schemas.Message(m))
-	}
-	return x
 }
 
 // request sends a sample to a worker and returns its reply.
@@ -221,12 +165,7 @@ func (s *Scorer) request(ctx context.Context, in scorer.Input) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := s.newRequest(sample.Asked)
-	if err != nil {
-		return nil, err
-	}
-	e.ScoreSample = newSample(sample.Seen)
-	data, err := schemas.Encode(e)
+	data, err := schemas.Encode(sample.Request(s.name))
 	if err != nil {
 		return nil, fmt.Errorf("encode request: %w", err)
 	}

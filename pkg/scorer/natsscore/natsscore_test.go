@@ -373,10 +373,10 @@ func TestScorer_Cancel(t *testing.T) {
 
 func TestNew_Refuses(t *testing.T) {
 	for fault, change := range map[string]func(*natsscore.Config){
-		`image: "gif"; must be png or jpeg`:   func(c *natsscore.Config) { c.Image = "gif" },
-		"timeout: -1s; must be above 0":       func(c *natsscore.Config) { c.Timeout = -time.Second },
-		"concurrency: 0; must be 1 to 1024":   func(c *natsscore.Config) { c.Concurrency = 0 },
-		"version: 200 bytes; must be at most": func(c *natsscore.Config) { c.Version = strings.Repeat("x", 200) },
+		`image: "gif"; must be one of png, jpeg`:     func(c *natsscore.Config) { c.Image = "gif" },
+		"timeout: -1s; must be above 0s and":         func(c *natsscore.Config) { c.Timeout = -time.Second },
+		"concurrency: 0; must be between 1 and 1024": func(c *natsscore.Config) { c.Concurrency = 0 },
+		"version: 200 bytes; must be at most 128":    func(c *natsscore.Config) { c.Version = strings.Repeat("x", 200) },
 	} {
 		cfg := config()
 		change(&cfg)

@@ -15,6 +15,7 @@ import (
 	"github.com/meander-rl/meander/pkg/scorer/httpscore"
 	"github.com/meander-rl/meander/pkg/scorer/internal/wire"
 	"github.com/meander-rl/meander/pkg/scorer/natsscore"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // parse reads one YAML document from its nodes. The decoder of the library is not strict enough: it reads 1.0 as an
@@ -58,16 +59,15 @@ func readSection[C any](kind string, node *yaml.Node, into map[string]C, def fun
 	})
 }
 
-// setFields sets the fields of a struct from a map, by their yaml tags.
+// setFields sets the fields of a struct from a map, by their keys.
 func setFields(path string, node *yaml.Node, into reflect.Value) error {
 	return eachEntry(path, node, func(key string, node *yaml.Node) error {
 		var known []string
-		for i := range into.NumField() {
-			tag := into.Type().Field(i).Tag.Get("yaml")
-			if tag == key {
-				return setValue(path+"."+key, node, into.Field(i))
+		for _, f := range schemas.Fields(into.Type()) {
+			if f.Name == key {
+				return setValue(path+"."+key, node, f.In(into))
 			}
-			known = append(known, tag)
+			known = append(known, f.Name)
 		}
 		return fmt.Errorf("unknown; must be one of %s", strings.Join(known, ", "))
 	})

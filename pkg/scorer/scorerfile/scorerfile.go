@@ -73,18 +73,26 @@ func (f File) Validate() error {
 func checkConfigs[C interface{ Validate() error }](kind string, configs map[string]C) error {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(configs)) {
-		err := configs[name].Validate()
-		each := []error{err}
-		if joined, ok := err.(interface{ Unwrap() []error }); ok {
-			each = joined.Unwrap()
-		}
-		for _, err := range each {
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s.%s.%w", kind, name, err))
-			}
+		for _, err := range single(configs[name].Validate()) {
+			errs = append(errs, fmt.Errorf("%s.%s.%w", kind, name, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// single returns the faults that are joined in an error.
+func single(err error) (each []error) {
+	joined, ok := err.(interface{ Unwrap() []error })
+	switch {
+	case err == nil:
+		return nil
+	case !ok:
+		return []error{err}
+	}
+	for _, err := range joined.Unwrap() {
+		each = append(each, single(err)...)
+	}
+	return each
 }
 
 // Open creates the scorers, sorted by name. Those of nats use nc; it may be nil if the file is only checked.

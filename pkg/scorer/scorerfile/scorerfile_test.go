@@ -119,7 +119,7 @@ func TestLoad_Refuses(t *testing.T) {
 		{"rule", "http: {clip: {}}", "http.clip.url: missing; must be http://"},
 		{
 			"rules", "http: {b: {url: x, retries: -1}}\nnats: {a: {timeout: 0s}}",
-			"http.b.retries: -1; must be 0 to 16\nnats.a.timeout: 0s; must be above 0",
+			"http.b.retries: -1; must be between 0 and 16\nnats.a.timeout: 0s; must be above 0s",
 		},
 		{"two unknown", "nats: {a: {x: 1, y: 2}}", "nats.a.y: unknown"},
 		{"large", strings.Repeat("#", 1<<20+1), "is larger than 1048576 bytes"},

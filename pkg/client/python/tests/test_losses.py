@@ -13,7 +13,9 @@ from meander.train import losses  # noqa: E402
 from meander.train.config import Config  # noqa: E402
 from meander.train.objective import Kernel  # noqa: E402
 
-VECTORS = json.loads((pathlib.Path(__file__).parents[4] / "schemas/vectors/losses.json").read_text())
+ROOT = pathlib.Path(__file__).parents[4]
+VECTORS = json.loads((ROOT / "schemas/vectors/losses.json").read_text())
+TAUGHT = {"loss": "diffusion_opd", "teacher": "t"}
 EXAMPLES = {s["name"]: [c["inputs"] | {"want": c["expected"]} for c in s["cases"]] for s in VECTORS["sets"]}
 STEPS = {"log_prob", "old", "advantages", "weights", "mean", "old_mean", "base", "noise_std", "step"}
 NOISED = {"clean", "noise", "sigma", "velocity", "old_velocity", "advantages"}
@@ -105,6 +107,16 @@ def test_diffusion_nft(case, estimator):
     holds("diffusion_nft", case, {"velocity": v}, plug("diffusion_nft", case, NOISED)(noised))
 
 
+@cases("diffusion_opd")
+def test_diffusion_opd(case):
+    mean, n = tensor(case["mean"]).requires_grad_(), case["noise_std"]
+    one = torch.ones(len(mean), 1, dtype=torch.float64)
+    taught = Kernel(1.0, 1.0, n, 1.0, "density").divergence(mean, tensor(case["teacher_mean"]))[:, None]
+    given = losses.make("diffusion_opd")(losses.Steps(one, one, one, one, one[0], one[0], one[:, 0], taught=taught))
+    near(taught[:, 0], reference.image_kl(case["mean"], case["teacher_mean"], n))
+    holds("diffusion_opd", case, {"mean": mean}, (given,), lambda t: t[:, 0])
+
+
 def test_every_loss_has_examples_and_words():
     assert EXAMPLES.keys() - {"grpo_tokens"} == losses.LOSSES.keys()  # the loss of other trainers of texts
     assert all(kind.__doc__ and "arXiv" in kind.__doc__ for kind in losses.LOSSES.values())
@@ -143,6 +155,13 @@ def test_a_loss_of_ones_own(tmp_path, monkeypatch):
     ({"loss": "dpo", "group_size": 1}, "--group-size: 1; must be at least 2"),
     ({"loss": "diffusion_nft", "ahead": 1}, "without --ahead and --follow"),
     ({"loss": "ppo", "estimator": "diffusion_nft"}, "gives probabilities"),
+    ({"loss": "diffusion_opd"}, "--teacher: empty; must be the name of a teacher with --loss diffusion_opd"),
+    ({"teacher": "t"}, "--teacher: t; must be the name of a teacher with --loss diffusion_opd, .* and only there"),
+    (TAUGHT | {"stage": "a"}, "--teacher: t; must be empty with --stage or a language model"),
+    (TAUGHT | {"model": str(ROOT / "deploy/models/sums")}, "for texts see examples/distill_sums.py"),
+    (TAUGHT | {"sde_type": "ode"}, "--loss diffusion_opd: needs log-probs, which --sde-type ode has none of"),
+    (TAUGHT | {"teacher_substeps": 0}, "--teacher-substeps: 0; must be 1 to 100"),
+    (TAUGHT | {"loss_options": "x=1"}, "'x': must be a setting of diffusion_opd: none"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(fields, fault):
     with pytest.raises(ValueError, match=fault):

@@ -1,5 +1,6 @@
 """A batch as a stream of micro-batches."""
 
+import asyncio
 import gc
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 import meander
 from conftest import first, publish
-from meander.client import bulk
+from meander.client import access, bulk
+from meander.data import micro
 
 OPTIONS = dict(timeout=50)
 
@@ -19,9 +21,11 @@ async def batch_of(client, name, **fields):
     return (await first(client.batches(name, **OPTIONS)), await first(client.batches(name, whole=False, **OPTIONS)))
 
 
-@pytest.mark.parametrize("dtype", ["F32", "BF16"])
-def test_micro_batches_are_the_batch(run, dtype):
-    """Their arrays are the rows of the whole batch, in the dtype that was stored, and nothing of them stays."""
+@pytest.mark.parametrize(("dtype", "portion"), [("F32", 1 << 20), ("BF16", 1)])
+def test_micro_batches_are_the_batch(run, dtype, portion, monkeypatch):
+    """Their arrays are the rows of the whole batch, in the dtype that was stored, and nothing of them stays; whether
+    several are read with one request or each with its own."""
+    monkeypatch.setattr(micro, "_PORTION", portion)
 
     async def test(client, name):
         whole, stream = await batch_of(client, name, rollout={"latents_dtype": dtype})
@@ -40,6 +44,7 @@ def test_micro_batches_are_the_batch(run, dtype):
                 assert set(m) == set(whole)
                 for key in whole:
                     if key != "group_index":
+                        assert m[key].dtype.kind == whole[key].dtype.kind
                         np.testing.assert_array_equal(m[key], whole[key][m.rows], key)
             for other, m in zip(whole.micro(n, rows), got, strict=True):
                 np.testing.assert_array_equal(other["latents"], m["latents"])
@@ -117,6 +122,43 @@ def test_many_messages_with_one_request(run, monkeypatch):
             assert await bulk.last_of_each(client.nc, of, ["..", "a"]) == []
 
     run(test)
+
+
+def test_messages_in_any_pieces(monkeypatch):
+    """However the bytes of a connection arrive, each message is given once and whole, to who takes it, and what is not
+    of a bulk answer goes the way of the library."""
+    small = b"NATS/1.0\r\nNats-Sequence: 7\r\n\r\n"
+    monkeypatch.setattr(access, "_SMALL", 150)
+
+    def message(sid, payload):
+        return b"HMSG _INBOX.a.b %d %d %d\r\n%b%b\r\n" % (sid, len(small), len(small) + len(payload), small, payload)
+
+    bodies = [b"x" * 40, b"", b"HMSG a 3 12 99\r\n", b"y" * 400, b"\r\n\r\n"]
+    wire = b"".join(message(3, b) for b in bodies) + b"PING\r\n" + message(4, b"other") + message(3, b"end")
+    wire += b"MSG _INBOX.a.b 3 2\r\nhi\r\n" + message(3, b"last")
+    want = [*((small, b) for b in bodies), (small, b"end"), (None, b"hi"), (small, b"last")]
+
+    async def test(pieces):
+        nc, taken, others, pings = access._Connection(), [], [], []
+        nc.bulk[3] = lambda data, headers: taken.append((headers, data))
+
+        async def ping():
+            pings.append(1)
+
+        async def queued(self, sid, subject, reply, data, headers):
+            others.append((sid, data))
+
+        monkeypatch.setattr(nc, "_process_ping", ping)
+        monkeypatch.setattr(access.NATS, "_process_msg", queued)
+        for piece in pieces:
+            await nc._ps.parse(piece)
+        assert taken == want and others == [(4, b"other")] and pings == [1]
+        assert nc.stats["in_msgs"] == len(want) and nc.stats["in_bytes"] == sum(len(b) for _, b in want)
+
+    for size in (1, 2, 3, 7, 40, 64, 100, 333, len(wire)):
+        asyncio.run(test(wire[i : i + size] for i in range(0, len(wire), size)))
+    for at in range(len(wire)):
+        asyncio.run(test((wire[:at], wire[at:])))
 
 
 def test_options_are_checked(run):

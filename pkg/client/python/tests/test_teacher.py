@@ -1,6 +1,8 @@
 """Log-probs of stored samples under another model, from `meander teacher`."""
 
+import asyncio
 import json
+import signal
 import subprocess
 import sys
 
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 import meander
-from conftest import ENVIRONMENT, ROOT, SUMS, first, publish
+from conftest import ENVIRONMENT, ROOT, SIGNS, SUMS, first, publish
 from test_texts import ask
 
 
@@ -22,11 +24,13 @@ def teach(binary, tmp_path):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, cwd=tmp_path, env=ENVIRONMENT, text=True)
         processes.append(process)
         assert any("answers on" in line for line in process.stderr), f"teacher {name} ended with {process.wait(30)}"
+        return process
 
     yield start
     for process in processes:
+        killed = process.poll() == -signal.SIGKILL
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(30) == 0 or killed
         process.stderr.close()
 
 
@@ -77,6 +81,19 @@ def test_images(run, url, teach):
         assert np.array_equal(await client.teacher_log_probs("images", batch), batch["log_probs"])
         reply = await client.teacher_reply("images", name, "u", 1)
         assert sorted(reply.steps) == [1, 2] and reply.log_prob_kind == "density" and not reply.steps_left_out
+        assert reply.velocities is None
+        own, finer = [await client.teacher_velocities("images", batch, n) for n in (1, 4)]
+        assert own.shape == batch["latents"].shape == finer.shape and own.dtype == np.float32
+        # Step events were scored with means of float32, and this is of float64.
+        np.testing.assert_allclose(batch.recompute_log_prob(own), batch["log_probs"], rtol=0, atol=1e-6)
+        assert np.abs(finer - own).max() > 1e-3
+        by_finer = [r.steps for r in await client.teacher_replies("images", batch, substeps=4)]
+        want = [[steps[i] for i in (1, 2)] for steps in by_finer]
+        np.testing.assert_allclose(batch.recompute_log_prob(finer), want, rtol=0, atol=1e-6)
+        for substeps in (-1, 101):
+            with pytest.raises(meander.Unscored, match=f"substeps: {substeps}; must be between 0 and 100") as e:
+                await client.teacher_velocities("images", batch, substeps)
+            assert e.value.code == "invalid"
 
     run(test)
 
@@ -157,3 +174,37 @@ def test_distill_sums(sums, teach, tmp_path):
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
         "distill_sums: no teacher nobody answers"
     ), done.stderr[-3000:]
+
+
+def test_distil_images(signs, teach, tmp_path):
+    """A trainer learns from a teacher of finer steps. One that is killed meanwhile, and started again, changes no bit;
+    its weights are named, and an update is made again with it."""
+    torch = pytest.importorskip("torch", reason="no torch: meander-train is not run")
+    from test_learning import adapter, ended, started, told, trained, until
+
+    fields = {"loss": "diffusion_opd", "beta": 0.0, "group_size": 1, "teacher_substeps": 2}
+    teach(signs, "fine", "--model", str(SIGNS))
+    log = trained(signs, tmp_path / "calm", teacher="fine", **fields)
+    assert [r["used"] for r in log] == [2, 2, 2] and log[0]["loss"] > 0
+    frail = teach(signs, "frail", "--model", str(SIGNS))
+    out = tmp_path / "shaken"
+    process = started(signs, out, teacher="frail", **fields)
+    asyncio.run(asyncio.wait_for(until(process, out, 1), 300))
+    frail.kill()
+    frail.wait(30)
+    frail = teach(signs, "frail", "--model", str(SIGNS))
+    ended(process, out)
+    calm, shaken = adapter(tmp_path / "calm"), adapter(out)
+    assert calm.keys() == shaken.keys() and all(torch.equal(calm[k], shaken[k]) for k in calm)
+    updates = [u for u in told(signs, out.name) if u["step"]]
+    teacher = f", teacher signs {updates[0]['weights_before']:.16} on cpu"  # it has the weights that the run began with
+    assert len(updates) > 1 and all(teacher in u["code"] for u in updates)
+    replay = [sys.executable, "-m", "meander.train", "--replay", f"{out.name}@2", "--nats", signs]
+    replay += ["--model", str(SIGNS)]
+    env = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "pkg/client/python"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(replay, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "update 2: holds: made again to the bit" in done.stdout, done.stdout + done.stderr
+    frail.kill()
+    frail.wait(30)
+    done = subprocess.run(replay, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "--teacher frail: none has answered" in done.stderr, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 import json
 import math
+import zlib
 
 import numpy as np
 import pytest
@@ -257,6 +258,17 @@ def cleaned(batch):
     return batch
 
 
+def taught(batch):
+    """The batch with a teacher, whose velocities are drawn of the sample."""
+    def teacher(micro):
+        names = [f"{u} {i}".encode() for u, i in zip(micro["uid"], micro["sample_index"], strict=True)]
+        draws = [np.random.default_rng(zlib.crc32(name)).normal(size=micro["latents"].shape[1:]) for name in names]
+        return np.array(draws, np.float32), "t 00 on cpu"
+
+    batch.teacher = teacher
+    return batch
+
+
 def errors(net, batch):
     """Of each sample, how far its velocities are from the one that leads to its noised latents, at all sigmas."""
     rows, out = np.arange(batch.size), np.zeros(batch.size)
@@ -273,9 +285,11 @@ def test_every_loss_makes_the_better_likelier_whatever_the_micro_batch(folder, n
     states = []
     for size in (2, 64):
         net = network(folder)
-        batch = cleaned(rolled(net))
+        batch = taught(cleaned(rolled(net)))
         before = errors(net, batch)
-        report = Learner(net, make(name), lr=3e-3, micro_batch=size).update(batch)
+        learner = Learner(net, make(name), lr=3e-3, micro_batch=size)
+        report = learner.update(batch)
+        assert learner.taught_by == "t 00 on cpu"
         assert max(report.ratio_off) < 1e-6 and all(
             math.isfinite(x) for x in (*report.figures.values(), report.loss, *report.kl)
         )
@@ -288,12 +302,39 @@ def test_every_loss_makes_the_better_likelier_whatever_the_micro_batch(folder, n
             assert [
                 batch.rewards[b] - batch.rewards[w] for b, w in zip(best, worst)
             ] == [np.ptp(r) for r in batch.by_group(batch.rewards)]
+        elif name == "diffusion_opd":
+            assert report.used == batch.size and learner.update(batch, behind=1).loss < report.loss
         elif name == "diffusion_nft":
             assert ((before - errors(net, batch)) * batch.advantages[:, 0]).sum() > 0
         else:
             assert (moved * batch.advantages).sum() > 0
     for key, value in states[0].items():
         torch.testing.assert_close(states[1][key], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("micro", [3, 64])
+def test_a_teacher_has_the_gradient_of_the_divergence_from_it(folder, micro):
+    """The value is that of float64, of equal velocities: another micro-batch rounds those, to float32, otherwise."""
+    net = network(folder)
+    for p in net.parameters():
+        p.data += 0.02
+    batch, rows = taught(rolled(net)), np.arange(8)
+    learner = Learner(net, make("diffusion_opd"), lr=0.0, micro_batch=micro, max_grad_norm=1e9)
+    want, value, u = torch.zeros(()).double(), 0.0, torch.from_numpy(batch.teacher(batch.batch)[0])
+    for j, kernel in enumerate(batch.kernels):
+        x, _, sigma, texts = batch.step(rows, j, net.device)
+        off = kernel.velocity * (learner._guided(batch, x, sigma, texts).double() - u[:, j].double())
+        want = want + off.square().mean() / (2 * kernel.noise_std**2) / len(batch.kernels)
+        mean, _, _ = learner._mean(batch, rows, j)
+        teacher = kernel.state * x.double().numpy() + kernel.velocity * u[:, j].double().numpy()
+        value += reference.image_kl(mean.detach().numpy(), teacher, kernel.noise_std).mean() / len(batch.kernels)
+    slopes = torch.autograd.grad(want, net.parameters(), allow_unused=True, materialize_grads=True)
+    batch.advantages[:] = 0  # it has no use for them
+    report = learner.update(batch)
+    assert value == pytest.approx(float(want.detach()), rel=1e-12)
+    assert report.loss == pytest.approx(value, rel=1e-12 if micro == 64 else 1e-6)
+    got, slopes = (torch.cat([g.flatten() for g in gs]) for gs in ([p.grad for p in net.parameters()], slopes))
+    assert (got - slopes).norm() < 1e-5 * slopes.norm()
 
 
 @pytest.mark.parametrize("kind", ["density", "scaled", "squared"])

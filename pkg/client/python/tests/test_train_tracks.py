@@ -16,7 +16,7 @@ from meander.train.config import Config  # noqa: E402
 from meander.train.learner import Learner  # noqa: E402
 from meander.train.losses import LOSSES, PPO, make  # noqa: E402
 from meander.train.rollouts import Rollouts  # noqa: E402
-from test_train import C, S, cleaned, folder, network, rolled  # noqa: E402, F401
+from test_train import C, S, cleaned, folder, network, rolled, taught  # noqa: E402, F401
 
 TRACKS = [{"name": "video", "shape": [6, C], "elements": 6 * C}, {"name": "sound", "shape": [2, C], "elements": 2 * C}]
 PLACES = {"video": slice(0, 6 * C), "sound": slice(6 * C, S * C)}
@@ -67,8 +67,8 @@ def test_tracks_with_the_advantages_of_the_whole_have_its_gradient(folder, name)
     """Before a step the ratio is 1, and the mean over all elements is that over the tracks, by their shares. What is
     left is of roundings: log-probs are float64, the network is float32."""
     net = network(folder)
-    want, _ = gradient(net, make(name), rolled(net))
-    got, report = gradient(net, make(name), tracked(with_velocities(net, rolled(net)), alike), micro_batch=3)
+    want, _ = gradient(net, make(name), taught(rolled(net)))
+    got, report = gradient(net, make(name), taught(tracked(with_velocities(net, rolled(net)), alike)), micro_batch=3)
     assert len(report.ratio_off) == 4 and max(report.ratio_off) < 1e-6
     assert float((got - want).norm() / want.norm()) < 1e-5
 

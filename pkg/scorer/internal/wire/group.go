@@ -6,44 +6,22 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/vmihailenco/msgpack/v5"
-
 	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Group is a request for a whole group: schemas.ScoreRequest, as servers get it, too.
-type Group struct {
-	V    int    `json:"v" msgpack:"v"`
-	Name string `json:"name" msgpack:"name"`
-	Asked
-	GroupSize int64            `json:"group_size" msgpack:"group_size"`
-	Members   []Member         `json:"members" msgpack:"members"`
-	Missing   []scorer.Missing `json:"missing" msgpack:"missing"`
-	// Trace are the headers of the trace context.
-	Trace map[string][]string `json:"-" msgpack:"-"`
-}
-
-// Member is a sample of a Group.
-type Member struct {
-	SampleIndex int64 `json:"sample_index" msgpack:"sample_index"`
-	Seen
-}
-
-// Encode returns the map of the member, as a blob.
-func (m *Member) Encode() ([]byte, error) { return msgpack.Marshal(m) }
-
 // Rate encodes the members of a group for the instance name, one by one, has ask send them, and returns a result for
 // each member of g. One that cannot be encoded has that error, and is missing in the request. ask returns the decoded
 // reply.
-func Rate(ctx context.Context, g scorer.Group, name, format string, ask func(Group) (map[string]any, error),
+func Rate(ctx context.Context, g scorer.Group, name, format string,
+	ask func(r *schemas.ScoreRequest, trace map[string][]string) (map[string]any, error),
 ) []scorer.Result {
 	results := make([]scorer.Result, len(g.Members))
-	sent, places, err := encodeGroup(ctx, g, name, format, results)
+	sent, trace, places, err := encodeGroup(ctx, g, name, format, results)
 	var rated []scorer.Result
 	if err == nil && len(places) > 0 {
 		var reply map[string]any
-		if reply, err = ask(sent); err == nil {
+		if reply, err = ask(sent, trace); err == nil {
 			rated, err = readGroup(reply, sent.Members)
 		}
 	}
@@ -55,15 +33,14 @@ func Rate(ctx context.Context, g scorer.Group, name, format string, ask func(Gro
 	return results
 }
 
-// encodeGroup returns the request for a group, and the places in g of the members that are in it. Those of others get
-// their error in results.
+// encodeGroup returns the request for a group, the headers of its trace context, and the places in g of the members
+// that are in it. Those of others get their error in results.
 func encodeGroup(ctx context.Context, g scorer.Group, name, format string, results []scorer.Result,
-) (out Group, places []int, err error) {
-	out = Group{V: Version, Name: name, GroupSize: g.Size, Members: []Member{}, Missing: slices.Clone(g.Missing)}
-	if out.Missing == nil {
-		out.Missing = []scorer.Missing{}
+) (out *schemas.ScoreRequest, trace map[string][]string, places []int, err error) {
+	missing, size, members := make([]schemas.ScoreMissing, len(g.Missing)), 0, []schemas.ScoreMember{}
+	for i, m := range g.Missing {
+		missing[i] = schemas.ScoreMissing{SampleIndex: m.Index, Why: m.Why}
 	}
-	size := 0
 	for i, index := range g.Members {
 		in, release, err := g.Sample(ctx, i)
 		var sample Sample
@@ -72,24 +49,27 @@ func encodeGroup(ctx context.Context, g scorer.Group, name, format string, resul
 			release()
 		}
 		if errors.Is(err, scorer.ErrUnavailable) {
-			return out, nil, failAll(results, err)
+			return nil, nil, nil, failAll(results, err)
 		}
 		if err != nil {
 			results[i].Err = err
-			out.Missing = append(out.Missing, scorer.Missing{Index: index, Why: err.Error()})
+			missing = append(missing, schemas.ScoreMissing{SampleIndex: index, Why: err.Error()})
 			continue
 		}
-		out.Asked, out.Trace = sample.Asked, in.Trace
-		out.Members = append(out.Members, Member{index, sample.Seen})
+		out, trace = sample.asked(name), in.Trace
+		members = append(members, schemas.ScoreMember{SampleIndex: index, ScoreSample: sample.ScoreSample})
 		places = append(places, i)
-		if size += sample.bytes(); size > schemas.MaxGroupFiles {
+		if size += bytesOf(&sample.ScoreSample); size > schemas.MaxGroupFiles {
 			err = fmt.Errorf("the files of a group of %d take more than %d MiB as %s; must be fewer or smaller: set "+
 				"image: jpeg or fewer frames", len(g.Members), schemas.MaxGroupFiles>>20, format)
-			return out, nil, failAll(results, err)
+			return nil, nil, nil, failAll(results, err)
 		}
 	}
-	slices.SortFunc(out.Missing, func(a, b scorer.Missing) int { return int(a.Index - b.Index) })
-	return out, places, nil
+	if out != nil {
+		slices.SortFunc(missing, func(a, b schemas.ScoreMissing) int { return int(a.SampleIndex - b.SampleIndex) })
+		out.GroupSize, out.Members, out.Missing = g.Size, members, missing
+	}
+	return out, trace, places, nil
 }
 
 func failAll(results []scorer.Result, err error) error {
@@ -99,8 +79,8 @@ func failAll(results []scorer.Result, err error) error {
 	return err
 }
 
-// bytes returns what the files and texts of a sample take.
-func (s *Seen) bytes() int {
+// bytesOf returns what the files and texts of a sample take.
+func bytesOf(s *schemas.ScoreSample) int {
 	n := len(s.Image) + len(s.Audio)
 	for _, f := range s.Frames {
 		n += len(f)
@@ -119,10 +99,10 @@ func (s *Seen) bytes() int {
 
 // readGroup returns the results of the members of a request by a reply: scores by sample_index, or preferences. A reply
 // that names another sample, or one twice, is an error; a member without a score has an error of its own.
-func readGroup(m map[string]any, members []Member) ([]scorer.Result, error) {
+func readGroup(m map[string]any, members []schemas.ScoreMember) ([]scorer.Result, error) {
 	place := func(path string, v any) (int, error) {
 		index, err := Number(v)
-		i := slices.IndexFunc(members, func(x Member) bool { return float64(x.SampleIndex) == index })
+		i := slices.IndexFunc(members, func(x schemas.ScoreMember) bool { return float64(x.SampleIndex) == index })
 		if err != nil || i < 0 {
 			return 0, fmt.Errorf("reply: %s: %s; must be the sample_index of a member", path, Show(v))
 		}

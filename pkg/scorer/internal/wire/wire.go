@@ -19,6 +19,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Version is the version of the protocol: "v" in requests and in replies over NATS.
@@ -36,66 +37,64 @@ const jpegQuality = 95
 // maxQuote bounds what an error shows of a reply, in bytes.
 const maxQuote = 200
 
-// Sample is one image or text in a request, with its prompt.
+// Sample is one image or text in a request, with what it was made for.
 type Sample struct {
-	Asked
-	Seen
-}
-
-// Asked is what a sample was made for.
-type Asked struct {
-	Prompt string `json:"prompt" msgpack:"prompt"`
-	// GroundTruth is a text, or another value of JSON.
-	GroundTruth any               `json:"ground_truth" msgpack:"ground_truth"`
+	Prompt      string            `json:"prompt" msgpack:"prompt"`
+	GroundTruth schemas.Truth     `json:"ground_truth" msgpack:"ground_truth"`
 	Params      map[string]string `json:"params" msgpack:"params"`
-	// Metadata is the record that the prompt came with, a map.
-	Metadata any `json:"metadata" msgpack:"metadata"`
+	Metadata    schemas.Metadata  `json:"metadata" msgpack:"metadata"`
+	schemas.ScoreSample
 }
 
-// Seen is what a scorer sees of a sample.
-type Seen struct {
-	// Image is a file of ImageFormat: base64 in JSON, a byte string in msgpack. Both are absent for a text.
-	Image       []byte `json:"image,omitempty" msgpack:"image,omitempty"`
-	ImageFormat string `json:"image_format,omitempty" msgpack:"image_format,omitempty"`
-	// Frames are files of ImageFormat, in order: those of a video that the scorer sees, where they are several.
-	Frames [][]byte `json:"frames,omitempty" msgpack:"frames,omitempty"`
-	// Conditions are what the network was given besides the prompt; a file is base64 in JSON.
-	Conditions []scorer.Condition `json:"conditions,omitempty" msgpack:"conditions,omitempty"`
-	// Audio is a WAV file of 32-bit floats, where a sound is judged: Image is absent then.
-	Audio []byte `json:"audio,omitempty" msgpack:"audio,omitempty"`
-	// Text is an answer of a language model, Messages the conversation before it, and Trajectory the subject
-	// of the stored sample, with its log-probs and logits. All are absent for an image.
-	Text       *string          `json:"text,omitempty" msgpack:"text,omitempty"`
-	Messages   []scorer.Message `json:"messages,omitempty" msgpack:"messages,omitempty"`
-	Trajectory string           `json:"trajectory,omitempty" msgpack:"trajectory,omitempty"`
+// Request returns the request for the sample alone, of the instance name.
+func (s *Sample) Request(name string) *schemas.ScoreRequest {
+	r := s.asked(name)
+	r.ScoreSample = s.ScoreSample
+	return r
+}
+
+// asked returns a request without what the function sees.
+func (s *Sample) asked(name string) *schemas.ScoreRequest {
+	return &schemas.ScoreRequest{
+		V: Version, Name: name, Prompt: s.Prompt, GroundTruth: s.GroundTruth, Params: s.Params, Metadata: s.Metadata,
+	}
 }
 
 // NewSample encodes a text, or an image as RGB in a format; transparent pixels are blended over black. Of a video the
 // image is the frame in the middle, beside all frames.
-func NewSample(in scorer.Input, format string) (Sample, error) {
-	s := Sample{Asked: Asked{in.Prompt, in.GroundTruth, in.Params, in.Metadata}}
+func NewSample(in scorer.Input, format string) (s Sample, err error) {
+	s.Prompt, s.GroundTruth, s.Params = in.Prompt, schemas.Truth(in.GroundTruth), in.Params
 	if in.Params == nil {
 		s.Params = map[string]string{} // an empty map, never null: one case less for servers
 	}
-	if in.Metadata == nil {
-		s.Metadata = map[string]any{}
+	if s.Metadata, err = schemas.MetadataFrom(in.Metadata); err != nil {
+		return s, err
+	}
+	if s.Metadata == nil {
+		s.Metadata = schemas.Metadata{0x80} // an empty map, too
 	}
 	if in.Truth != nil {
-		s.GroundTruth = in.Truth
+		if s.GroundTruth, err = schemas.NewTruth(in.Truth); err != nil {
+			return s, fmt.Errorf("ground truth: %w", err)
+		}
 	}
 	if x := in.Text; x != nil {
-		s.Text, s.Messages, s.Trajectory = &x.Answer, x.Messages, x.Trajectory
+		s.Text, s.Trajectory = &x.Answer, x.Trajectory
+		for _, m := range x.Messages {
+			s.Messages = append(s.Messages, schemas.Message(m))
+		}
 		return s, nil
 	}
-	s.Conditions = in.Conditions
+	for _, c := range in.Conditions {
+		s.Conditions = append(s.Conditions, schemas.ScoreCondition(c))
+	}
 	if in.Media.Empty() && !in.Media.Sound.Empty() {
-		var err error
 		s.Audio, err = media.EncodeWAV(in.Media.Sound)
 		return s, err
 	}
 	middle, err := in.Media.Middle().Image()
 	if err != nil {
-		return Sample{}, err
+		return s, err
 	}
 	s.ImageFormat = format
 	if s.Image, err = encodeImage(middle, format); err != nil || len(in.Media.Frames) == 1 {
@@ -104,7 +103,7 @@ func NewSample(in scorer.Input, format string) (Sample, error) {
 	s.Frames = make([][]byte, len(in.Media.Frames))
 	for i, frame := range in.Media.Frames {
 		if s.Frames[i], err = encodeImage(frame, format); err != nil {
-			return Sample{}, err
+			return s, err
 		}
 	}
 	return s, nil
@@ -160,25 +159,6 @@ func CheckName(name string) error {
 	}
 	if !ok {
 		return fmt.Errorf("name: %s; must be 1 to 64 letters, digits, _ or -", Quote(name))
-	}
-	return nil
-}
-
-// CheckImage refuses an unknown format of images.
-func CheckImage(format string) error {
-	if format != PNG && format != JPEG {
-		return fmt.Errorf("image: %q; must be %s or %s", format, PNG, JPEG)
-	}
-	return nil
-}
-
-// maxFrames bounds the frames of a request: events have no more.
-const maxFrames = 1 << 10
-
-// CheckFrames refuses a number of frames that no video has.
-func CheckFrames(n int) error {
-	if n < 0 || n > maxFrames {
-		return fmt.Errorf("frames: %d; must be 0 to %d", n, maxFrames)
 	}
 	return nil
 }

@@ -86,6 +86,7 @@ def meander() -> Iterator[Judged]:
     import torch
 
     from ..train import losses
+    from ..train.objective import Kernel
 
     def steps(name: str, *settings: str) -> Callable[..., Any]:
         def of(
@@ -125,6 +126,14 @@ def meander() -> Iterator[Judged]:
         return made(losses.Noised(now, before, x0, xt, sigma, advantages, "flow_grpo"))[0].mean()
 
     yield "meander diffusion_nft", "losses/diffusion_nft", nft
+
+    def opd(mean: Any, teacher_mean: Any, noise_std: float) -> Any:
+        one = torch.ones(len(mean), 1, dtype=mean.dtype)
+        taught = Kernel(1.0, 1.0, noise_std, 1.0, "density").divergence(mean, teacher_mean)[:, None]
+        steps = losses.Steps(one, one, one, one, one[0], one[0], one[:, 0], taught=taught)
+        return losses.DiffusionOPD()(steps).mean()
+
+    yield "meander diffusion_opd", "losses/diffusion_opd", opd
 
 
 def flow_grpo(folder: str) -> Iterator[Judged]:

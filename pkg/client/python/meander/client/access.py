@@ -20,6 +20,7 @@ from typing import Any
 import nats
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
+from nats.protocol.parser import AWAITING_CONTROL_LINE, CRLF_SIZE, Parser
 
 from .._version import __version__
 
@@ -132,6 +133,34 @@ class ClearText(Exception):
     """The connection should use TLS, but would not be encrypted."""
 
 
+_SMALL = 64 << 10  # bytes of a message that waits for its end as it is; larger ones would be copied too often
+_BULK = re.compile(rb"HMSG \S+ (\d+) (\d+) (\d+)\r\n")
+
+
+class _Parser(Parser):
+    """Gives messages that are in what was read as a whole to who takes them in bulk. The library copies what is left of
+    it twice for each message, and makes an object of all headers: of small steps that takes half of the time."""
+
+    async def parse(self, data: bytes = b"") -> None:
+        """As the library's."""
+        nc: _Connection = self.nc
+        if nc.bulk and self.state == AWAITING_CONTROL_LINE:
+            data, at = bytes(self.buf) + data, 0
+            while (m := _BULK.match(data, at)) and (take := nc.bulk.get(int(m[1]))):
+                body, end = m.end() + int(m[2]), m.end() + int(m[3])
+                if len(data) < end + CRLF_SIZE:
+                    if end - at < _SMALL:
+                        self.buf = bytearray(data[at:])
+                        return
+                    break
+                take(data[body:end], data[m.end() : body])
+                at = end + CRLF_SIZE
+                nc.stats["in_msgs"] += 1
+                nc.stats["in_bytes"] += end - body
+            self.buf, data = bytearray(), data[at:]
+        await super().parse(data)
+
+
 class _Connection(NATS):
     """Outlives an answer to a ping that was given up. The library's own would not read on, and nothing would say so."""
 
@@ -141,6 +170,7 @@ class _Connection(NATS):
         super().__init__()
         self.bulk: dict[int, Callable[[bytes, bytes | None], None]] = {}
         """By the number of a subscription: what takes its messages, data and raw headers, as they arrive."""
+        self._ps = _Parser(self)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         """As the library's, which parses all headers of a message, queues it and wakes a task: of small steps that

@@ -120,6 +120,9 @@ class Source(Protocol):
     ) -> Group:
         """As of Client."""
 
+    async def _results(self, run: str, uids: Sequence[str]) -> dict[str, Advantage]:
+        """As of Client."""
+
     async def complete(self, samples: Sequence[Sample], logits: bool = False) -> None:
         """As of Client."""
 
@@ -370,7 +373,9 @@ class Batches(_Reader):
         except EmptyBatch:
             await self.cursor.done(seq)  # it is said once
             raise
-        groups = [g for uid in event["uids"] if (g := await self._group(event["run"], uid, place)) is not None]
+        run, uids = event["run"], event["uids"]
+        said = await retry_while_away(partial(self.client._results, run, uids), max(self.timeout, PATIENCE))
+        groups = [g for uid in uids if (g := await self._group(run, uid, place, said.get(uid))) is not None]
         return seq, self._batch(groups, event["batch"], place)
 
     def _batch(self, groups: list[Group], name: str, place: str) -> Batch | None:

@@ -91,6 +91,12 @@ class Sample:
             return ""
         return "no stochastic step" + ", and no last latents (return_step_indices)" * self.ode
 
+    @property
+    def state_bytes(self) -> int:
+        """What its stored states take, at most about."""
+        t = self.facts
+        return 4 * math.prod(t.get("latents_shape") or [0]) * max(1, len(t.get("latent_step_indices") or ()))
+
     def kept(self) -> dict[int, list[Tensor]]:
         """The tensors of the states that were read, by index; the same state may be kept with two steps."""
         out = dict[int, list[Any]]()
@@ -254,15 +260,22 @@ class Batch(Mapping[str, Any]):
     last = True
     """Whether it is the last micro-batch of its batch, or whole."""
 
-    def __init__(self, groups: Sequence[Group], name: str = "", cursor: str = "", *, pin: bool = False):
+    def __init__(
+        self, groups: Sequence[Group], name: str = "", cursor: str = "", *, pin: bool = False,
+        part: tuple[Batch, Sequence[int]] | None = None,
+    ):
+        """part: the batch that has the groups' samples, too, and at which rows."""
         self.name, self.cursor, self.pin = name, cursor, pin
         self.left_out: dict[str, str] = {}
         self.groups = sorted(groups, key=lambda g: g.uid)
-        self.samples = [s for g in self.groups for s in g.trained]
+        self._rows = [(i, g, s) for i, g in enumerate(self.groups) for s in g.trained]
+        self.samples = [s for _, _, s in self._rows]
         self.unread = any(s.unread for s in self.samples)
         self.states: States | None = None
         self.clean = any(s.clean for s in self.samples)
+        self._part = part if part is not None and len(part[1]) == len(self.samples) else None
         self.arrays = self._collate()
+        self._part = None
         alike = [part for g in self.groups for part in _alike(g)]
         self.conditioning = _conditioning(alike)
         of = {id(s): k for k, part in enumerate(alike) for s in part}
@@ -304,9 +317,10 @@ class Batch(Mapping[str, Any]):
         """
         return Micro(self, n, rows, ahead, pin)
 
-    def of_groups(self, groups: Sequence[Group], pin: bool = False) -> Batch:
-        """Returns a batch like this one of other groups; pin: its states are in pinned memory."""
-        return Batch(groups, self.name, self.cursor, pin=pin)
+    def of_groups(self, groups: Sequence[Group], pin: bool = False, rows: Sequence[int] | None = None) -> Batch:
+        """Returns a batch like this one of other groups, whose samples are these rows of it if they are given; pin: its
+        states are in pinned memory."""
+        return Batch(groups, self.name, self.cursor, pin=pin, part=None if rows is None else (self, rows))
 
     @property
     def mask(self) -> npt.NDArray[np.bool_]:
@@ -342,8 +356,8 @@ class Batch(Mapping[str, Any]):
                     continue
                 place = str(s.member.get("stage") or c["stage"]), s.member["sample_index"]
                 steps = {(x["stage"], x["sample_index"]): x["advantages"] for x in c.get("steps") or ()}
-                value = c["values"][place[1] // (c.get("every") or 1)]
-                out[i, : 1 if self.clean else int(self.mask[i].sum())] = steps.get(place) or (0.0 if value is None else value)
+                value = c["values"][place[1] // (c.get("every") or 1)] or 0.0
+                out[i, : 1 if self.clean else int(self.mask[i].sum())] = steps.get(place) or value
         return out
 
     def track(self, name: str) -> dict[str, Array]:
@@ -394,10 +408,10 @@ class Batch(Mapping[str, Any]):
             )
 
     def digest(self) -> str:
-        """Returns a SHA-256 over the content: samples with their settings, weights, log-probs, tokens and media, rewards
-        and advantages, and the statuses of the other samples. Equal batches have equal digests, even if the same weights
-        have another version: times, names of processes and policy_version are left out. The lines are those of
-        schemas.BatchDigest."""
+        """Returns a SHA-256 over the content: samples with their settings, weights, log-probs, tokens and media,
+        rewards and advantages, and the statuses of the other samples. Equal batches have equal digests, even if the
+        same weights have another version: times, names of processes and policy_version are left out. The lines are
+        those of schemas.BatchDigest."""
         h = hashlib.sha256(b"meander batch 4\n")
         for g in self.groups:
             h.update(f"{g.uid} {g.advantage['estimator']}\n".encode())
@@ -504,13 +518,13 @@ class Batch(Mapping[str, Any]):
     def _collate(self) -> dict[str, Array]:
         """Builds the arrays of the samples and their trained steps; {} without samples. ValueError: a text, or latents
         of different sizes."""
-        rows = [(g, s, s.trajectory) for g in self.groups for s in g.trained if s.trajectory is not None]
+        rows = [(g, s, s.trajectory) for _, g, s in self._rows if s.trajectory is not None]
         if not rows:
             return {}
         if text := next((g.uid for g, s, _ in rows if s.text), ""):
             raise ValueError(f"{text}: a text; a batch of images must have images alone: take TextBatch")
         shape = tuple(rows[0][2]["latents_shape"])
-        for g, s, t in rows:
+        for g, s, t in rows if self._part is None else ():
             check_uses(t, USES, "a batch")
             if tuple(t["latents_shape"]) != shape:
                 raise ValueError(
@@ -518,7 +532,8 @@ class Batch(Mapping[str, Any]):
                     f"must be of one size"
                 )
             if _tracks(s) != _tracks(rows[0][1]):
-                raise ValueError(f"{g.uid}: tracks {_tracks(s)}; must be those of the other groups, {_tracks(rows[0][1])}")
+                has = _tracks(rows[0][1])
+                raise ValueError(f"{g.uid}: tracks {_tracks(s)}; must be those of the other groups, {has}")
         out: dict[str, Array]
         if self.clean:
             if others := [g.uid for g, s, _ in rows if not s.clean]:
@@ -562,10 +577,13 @@ class Batch(Mapping[str, Any]):
 
     def _facts(self) -> dict[str, Array]:
         """Builds the arrays with one value for each sample."""
-        rows = [
-            (i, g, s, s.trajectory) for i, g in enumerate(self.groups) for s in g.trained if s.trajectory is not None
-        ]
-        out: dict[str, Array] = {}
+        if self._part is not None:
+            whole, at = self._part
+            out = {name: whole.arrays[name][at] for name in _FACTS if name in whole.arrays}
+            out["group_index"] = np.array([i for i, _, _ in self._rows], np.int64)
+            return out
+        rows = [(i, g, s, s.trajectory) for i, g, s in self._rows if s.trajectory is not None]
+        out = {}
         for name, (field, dtype) in (_SAMPLE | ({} if rows[0][2].text else _IMAGE)).items():
             if absent := _ABSENT.get(name):
                 out[name] = np.array([t.get(field) or absent(t) for _, _, _, t in rows], dtype)
@@ -593,7 +611,8 @@ def _place(tracks: Sequence[AnyEvent], name: str) -> tuple[int, tuple[int, ...]]
         if t["name"] == name:
             return begin, tuple(t["shape"])
         begin += t["elements"]
-    raise KeyError(f"track {name!r}; must be one of {', '.join(t['name'] for t in tracks) or 'none: a state has one part'}")
+    names = ", ".join(t["name"] for t in tracks)
+    raise KeyError(f"track {name!r}; must be one of {names or 'none: a state has one part'}")
 
 
 def _flat(states: Array) -> Array:
@@ -618,6 +637,7 @@ _IMAGE: dict[str, tuple[str, Any]] = {
     "cfg_rule": ("cfg_rule", np.str_),
     **{name: (name, np.uint64 if name.endswith("_seed") else _DTYPES[of]) for name, of in SETTINGS.items()},
 }
+_FACTS = (*_SAMPLE, *_IMAGE, "uid", "rewards", "sample_index", "round")  # what _facts builds, but for group_index
 _ABSENT: dict[str, Callable[[AnyEvent], Any]] = {
     "prompt_2": lambda t: t["prompt"], "prompt_3": lambda t: t["prompt"], "frames": lambda _: 1,
 }

@@ -137,16 +137,15 @@ _PREFIX = 32
 def _is_payload(data: bytes, held: list[bytes], digest: str) -> bool:
     """Whether an event's bytes have a payload_digest, where held are its byte strings in order. It looks for their
     content, so False may be said of some that have it."""
-    folded, at = blake3(), 0
+    folded, at = list[bytes](), 0
     for content in held:
         begin = data.find(content[:_PREFIX], at)  # the whole of a state takes long to look for
-        end = begin + len(content)
-        if data[begin:end] != content:
+        if begin < 0 or not data.startswith(content, begin):
             return False
-        folded.update(data[at:begin] + blake3(content).digest())
-        at = end
-    folded.update(data[at:])
-    return _BLAKE3 + str(folded.hexdigest()) == digest
+        folded += data[at:begin], blake3(content).digest()
+        at = begin + len(content)
+    folded.append(data[at:])
+    return _BLAKE3 + str(blake3(b"".join(folded)).hexdigest()) == digest
 
 
 def _fold(value: Any, data: bytes, at: int, unpacker: msgpack.Unpacker, folded: blake3) -> int:
@@ -225,19 +224,12 @@ class Form(dict[str, Any]):
         self.parts = [(name, of) for name, of in self.items() if name not in plain]
         self.structs = [(name, of) for name, of in self.items() if name not in _INFORMS and _of_structs(of)]
         """The fields that are structs, or lists of them."""
-        self._plans = dict[tuple[Any, ...], Any]()
+        self.plans = dict[tuple[Any, ...], Any]()
+        """The plans of maps by their names and the types of their values, of which few events differ."""
 
-    def plan(self, value: Event) -> tuple[list[str], list[tuple[str, Any]], list[str]] | None:
-        """What is left to look at in a map of these names and types of values, of which few events differ: its
-        numbers, its fields with parts and the form of each, or the types in a list of plain values, and the lists that
-        it lacks. None: a field is wrong, or not known."""
-        kind = (*value, *map(type, value.values()))
-        found = self._plans.get(kind)
-        if found is None and (found := self._planned(value)) and len(self._plans) < _PLANS:
-            self._plans[kind] = found
-        return found
-
-    def _planned(self, value: Event) -> tuple[list[str], list[tuple[str, Any]], list[str]] | None:
+    def plan(self, value: Event, kind: tuple[Any, ...]) -> tuple[list[str], list[tuple[str, Any]], list[str]] | None:
+        """What is left to look at in a map of that kind: its numbers, its fields with parts and the form of each, or
+        the types in a list of plain values, and the lists that it lacks. None: a field is wrong, or not known."""
         numbers, parts, lacking = list[str](), list[tuple[str, Any]](), list[str]()
         for name in (*value, *self.keys() - value.keys()):
             of, spec = type(value.get(name)), self.get(name, ())  # of what is not known no value is right
@@ -256,6 +248,8 @@ class Form(dict[str, Any]):
                 parts.append((name, bytes))
             elif of is float:
                 numbers.append(name)
+        if len(self.plans) < _PLANS:
+            self.plans[kind] = numbers, parts, lacking
         return numbers, parts, lacking
 
 
@@ -390,7 +384,8 @@ def _is_right(value: Any, spec: Any, held: list[bytes]) -> bool:
     """Whether _finite, fault and check_known find nothing, and what fault does for lists that are null. It is quick,
     and False of some right events too. held gets the byte strings, in order."""
     if type(spec) is Form:
-        if (plan := spec.plan(value)) is None:
+        kind = (*value, *map(type, value.values()))
+        if (plan := spec.plans.get(kind) or spec.plan(value, kind)) is None:
             return False
         numbers, parts, lacking = plan
         for name in lacking:

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..client.tasks import PATIENCE, retry_while_away
+from .events import EventError
 
 if TYPE_CHECKING:
     from .batch import Batch, Sample
+
+
+_PORTION = 1 << 20  # bytes of states, about, that are asked for at once where micro-batches have fewer
 
 
 class Completing(Protocol):
@@ -43,14 +47,19 @@ class Micro:
         return len(self.pieces)
 
     async def __aiter__(self) -> AsyncGenerator[Batch, None]:
-        ready = collections.deque[asyncio.Task["Batch"]]()
+        ready = collections.deque[asyncio.Task["list[Batch | EventError]"]]()
+        portions = self._portions()
         try:
-            for rows in self.pieces:
-                ready.append(asyncio.create_task(self._read(rows)))
-                if len(ready) > self.ahead:
-                    yield await ready.popleft()
-            while ready:
-                yield await ready.popleft()
+            while True:
+                while len(ready) <= self.ahead and (pieces := next(portions, None)) is not None:
+                    ready.append(asyncio.create_task(self._read(pieces)))
+                if not ready:
+                    return
+                read = await ready.popleft()
+                while read:  # what was given is not held
+                    if isinstance(read[0], EventError):
+                        raise read[0]
+                    yield read.pop(0)  # type: ignore[misc]
         finally:
             for task in ready:
                 task.cancel()
@@ -69,14 +78,37 @@ class Micro:
         finally:
             self.batch.thread.run(_close(source))
 
-    async def _read(self, rows: Sequence[int]) -> Batch:
-        samples = [self.batch.samples[i] for i in rows]
+    def _portions(self) -> Iterator[list[Sequence[int]]]:
+        """The pieces in parts that are read together."""
+        part, size = list[Sequence[int]](), 0
+        for rows in self.pieces:
+            part.append(rows)
+            size += sum(self.batch.samples[i].state_bytes for i in rows)
+            if size >= _PORTION:
+                yield part
+                part, size = [], 0
+        if part:
+            yield part
+
+    async def _read(self, pieces: Sequence[Sequence[int]]) -> list[Batch | EventError]:
+        """The micro-batches of pieces, up to one that cannot be read."""
+        samples = [[self.batch.samples[i] for i in rows] for rows in pieces]
         if self.batch.unread:
-            samples = [dataclasses.replace(s, conditioning={}) for s in samples]
+            samples = [[dataclasses.replace(s, conditioning={}) for s in some] for some in samples]
             if self.batch.source is None:
                 raise RuntimeError("micro: the batch has no client that reads its steps")
-            await retry_while_away(partial(self.batch.source.complete, samples), PATIENCE)
-        return self._made(rows, samples)
+            try:
+                await retry_while_away(partial(self.batch.source.complete, sum(samples, [])), PATIENCE)
+            except EventError as e:
+                if len(pieces) == 1:
+                    return [e]
+                out = list["Batch | EventError"]()
+                for rows in pieces:
+                    out += await self._read([rows])
+                    if isinstance(out[-1], EventError):
+                        break
+                return out
+        return [self._made(rows, some) for rows, some in zip(pieces, samples, strict=True)]
 
     def _made(self, rows: Sequence[int], samples: Sequence[Sample]) -> Batch:
         whole, of = self.batch, self.batch["group_index"][list(rows)] if rows else []
@@ -84,7 +116,7 @@ class Micro:
             dataclasses.replace(whole.groups[k], samples=[s for s, g in zip(samples, of, strict=True) if g == k])
             for k in dict.fromkeys(of)
         ]
-        out = whole.of_groups(groups, self.pin)
+        out = whole.of_groups(groups, self.pin, rows)
         out.rows, out.last = np.array(rows, np.int64), rows is self.pieces[-1]
         return out
 

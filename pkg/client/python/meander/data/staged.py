@@ -118,7 +118,7 @@ class StagedBatch(Batch):
         self._stages: dict[str, Batch] = {}
         super().__init__(groups, name, cursor)
 
-    def of_groups(self, groups: Sequence[Group], pin: bool = False) -> StagedBatch:
+    def of_groups(self, groups: Sequence[Group], pin: bool = False, rows: Sequence[int] | None = None) -> StagedBatch:
         """Returns a batch like this one of other groups."""
         return StagedBatch(groups, self.name, self.cursor, self.log_prob_kind)
 

@@ -74,7 +74,7 @@ class TextBatch(Batch):
         self.log_prob_kind, self.pad_token_id = log_prob_kind, pad_token_id
         super().__init__(groups, name, cursor)
 
-    def of_groups(self, groups: Sequence[Group], pin: bool = False) -> TextBatch:
+    def of_groups(self, groups: Sequence[Group], pin: bool = False, rows: Sequence[int] | None = None) -> TextBatch:
         """Returns a batch like this one of other groups."""
         return TextBatch(groups, self.name, self.cursor, self.log_prob_kind, self.pad_token_id)
 

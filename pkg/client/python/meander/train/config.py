@@ -22,6 +22,7 @@ def _setting(default: Any, help: str, section: str) -> Any:
 
 DTYPES = ("float32", "bfloat16")
 """dtypes of the frozen network, by their names in torch."""
+MAX_SUBSTEPS = 100
 SOLVERS: tuple[str, ...] = typing.get_args(typing.get_type_hints(Rollout)["solver"])
 """What integrates ode steps."""
 
@@ -110,7 +111,8 @@ class Config:
 
     loss: str = _setting(
         "ppo",
-        "ppo, grpo_guard, gspo, flow_dppo, dpo, diffusion_nft, or your own as module:name (see meander.train.losses)",
+        "ppo, grpo_guard, gspo, flow_dppo, dpo, diffusion_nft, diffusion_opd, or your own as module:name (see "
+        "meander.train.losses)",
         _LOSS
     )
     loss_options: str = _setting(
@@ -130,6 +132,10 @@ class Config:
         "weight of the divergence from the base, beside any loss; of diffusion_nft, of the mean square distance of "
         "velocities",
         _LOSS
+    )
+    teacher: str = _setting("", "of diffusion_opd: the name of the `meander teacher` to learn from", _LOSS)
+    teacher_substeps: int = _setting(
+        5, "its velocities are the mean ones of so many steps inside each trained step; 1: those at its start", _LOSS
     )
     is_threshold: float = _setting(2.0, "importance weights of older batches are cut at this (--ahead)", _LOSS)
     targets: str = _setting(
@@ -177,8 +183,9 @@ class Config:
         "batches, and cannot be verified or replayed", _RUN
     )
     keep_states: int = _setting(
-        16 << 20, "bytes: what an update begins with (the adapter, the optimizer's moments, the running average) is stored "
-        "with it where it is at most so large, so that --replay makes the update again to the bit; 0: never", _RUN
+        16 << 20, "bytes: what an update begins with (the adapter, the optimizer's moments, the running average) is "
+        "stored with it where it is at most so large, so that --replay makes the update again to the bit; 0: never",
+        _RUN
     )
     patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
@@ -194,7 +201,8 @@ class Config:
     eval_steps: int = _setting(0, "their denoising steps, all ode; default --steps", _EVAL)
     eval_seed: int = _setting(100, "their seed, the same each time", _EVAL)
     gold: str = _setting("ocr", "reward function that is never trained on: the best adapter is the best by it", _EVAL)
-    variety: int = _setting(12, "held-out prompts sampled as in training, in groups of 8, to measure diversity; 0: none", _EVAL)
+    variety: int = _setting(
+        12, "held-out prompts sampled as in training, in groups of 8, to measure diversity; 0: none", _EVAL)
     sheet: int = _setting(24, "held-out samples on the contact sheets before and after; 0: no sheets", _EVAL)
 
     stop: bool = _setting(True, "stop at an alarm of hacking or collapse; the best adapter is kept in any case", _STOP)
@@ -229,6 +237,8 @@ class Config:
                 raise ValueError(f"--{flag(name)}: {getattr(self, name)}; must be at least 0")
         if not 0 <= self.adam_beta2 < 1:
             raise ValueError(f"--adam-beta2: {self.adam_beta2}; must be at least 0 and below 1")
+        if not 1 <= self.teacher_substeps <= MAX_SUBSTEPS:
+            raise ValueError(f"--teacher-substeps: {self.teacher_substeps}; must be 1 to {MAX_SUBSTEPS}")
         if self.dtype not in DTYPES:
             raise ValueError(f"--dtype: {self.dtype!r}; must be one of {', '.join(DTYPES)}")
         if self.test and not self.held_out:

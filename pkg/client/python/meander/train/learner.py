@@ -69,6 +69,7 @@ class Learner:
         self.adapter = network.state()
         self.average = network.state() if ema else None
         self.gathered = 0  # samples with a gradient since the last step of the optimizer
+        self.taught_by = ""  # the teacher of the last batch
 
     def update(
         self, batch: Rollouts, behind: int = 0, lr: float | None = None, part: int = 0, parts: int = 1
@@ -102,7 +103,7 @@ class Learner:
                 )
             if self.minibatches > 1:
                 shared.velocities = self._velocities(batch, rows)
-        elif loss.drift or behind and not loss.pairs:
+        elif loss.drift or behind and not (loss.pairs or loss.taught):
             found, shared.means = self.score(batch, rows, loss.drift)
             if behind and rows:
                 shared.old = np.where(np.isfinite(found), found, shared.old)
@@ -145,6 +146,7 @@ class Learner:
             self.adapter = network.state()
             for name, value in self.average.items() if self.average is not None else ():
                 value.lerp_(self.adapter[name], 1 - self.decay)
+        self.taught_by = batch.taught_by
         return shared.tally.report(norm, distributed.total(used), self.minibatches)
 
     def _pieces(self, batch: Rollouts, rows: list[int]) -> Iterator[tuple[np.ndarray, bool]]:
@@ -172,24 +174,23 @@ class Learner:
         if self.loss.trajectory:
             with torch.no_grad():
                 seen = [self._step(shared, rows, j, self.loss.base) for j in range(w)]
-            leaves = [torch.stack(t, dim=1).requires_grad_() for t in zip(*((s.log_prob, s.drift) for s in seen))]
+            told = zip(*((s.log_prob, s.drift, s.taught) for s in seen))
+            leaves = [torch.stack(t, dim=1).requires_grad_() for t in told]
             bases = torch.stack([s.base for s in seen], dim=1)
             with torch.enable_grad():
-                losses = self._call(shared, rows, 0, leaves[0], leaves[1], bases)
+                losses = self._call(shared, rows, 0, leaves[0], leaves[1], leaves[2], bases)
                 slopes = torch.autograd.grad(losses.sum() / share, leaves, allow_unused=True)
             shared.tally.loss += float(losses.detach().sum()) / share
         for j in range(w):
             now = self._step(shared, rows, j, self.beta > 0 or shared.compare or self.loss.base and slopes is None)
             if slopes is None:
                 total = self._call(
-                    shared, rows, j, now.log_prob[:, None], now.drift[:, None], now.base[:, None]
+                    shared, rows, j, now.log_prob[:, None], now.drift[:, None], now.taught[:, None], now.base[:, None]
                 ).sum() / share
                 shared.tally.loss += float(total.detach())
             else:
-                by_log_prob, by_drift = slopes
-                total = (by_log_prob[:, j] * now.log_prob).sum() + (
-                    0 if by_drift is None else (by_drift[:, j] * now.drift).sum()
-                )
+                pairs = zip(slopes, (now.log_prob, now.drift, now.taught), strict=True)
+                total = torch.stack([(by[:, j] * of).sum() for by, of in pairs if by is not None]).sum()
             if self.beta:
                 penalty = self.beta * now.divergence.sum() / share
                 shared.tally.loss += float(penalty.detach())
@@ -201,11 +202,12 @@ class Learner:
 
     def _call(
         self, shared: _Shared, rows: np.ndarray, first: int, log_prob: torch.Tensor, drift: torch.Tensor,
-        base: torch.Tensor
+        taught: torch.Tensor, base: torch.Tensor
     ) -> torch.Tensor:
         """The losses [n, w] of some samples at w trained steps, from the first on; where they do not count, any with a
-        gradient. Of a state of T tracks log_prob, drift and base are [n, w, T]: the loss of each track as if it were
-        the state, weighted by its share of the elements, so that equal advantages have the gradient of the whole."""
+        gradient. Of a state of T tracks log_prob, drift, taught and base are [n, w, T]: the loss of each track as if it
+        were the state, weighted by its share of the elements, so that equal advantages have the gradient of the
+        whole."""
         batch, w, out = shared.batch, log_prob.shape[1], torch.zeros(())
         if not shared.counts:
             return log_prob
@@ -218,7 +220,8 @@ class Learner:
         for i, (_, of) in enumerate(batch.tracks):
             at = slice(first * t + i, (first + w) * t, t)
             old, advantages, weights = (tensor(a[rows, at]) for a in (shared.old, batch.advantages, shared.weights))
-            more = drift[..., i] if self.loss.drift else None, base[..., i] if self.loss.base else None
+            more = (t[..., i] if asked else None for t, asked in (
+                (drift, self.loss.drift), (base, self.loss.base), (taught, self.loss.taught)))  # fmt: skip
             given = self.loss(
                 Steps(log_prob[..., i], old, advantages, weights, noise_std, step, tensor(batch.rewards[rows]), *more)
             )
@@ -236,7 +239,10 @@ class Learner:
             return torch.stack([of(*a) for a in zip(*x, strict=True)], dim=1)
 
         rounding = each(kernel.rounding, [m.detach() for m in means], off)
-        seen = _Seen(each(kernel.log_prob, means, afters), nothing, nothing, nothing[:, 0], rounding)
+        seen = _Seen(each(kernel.log_prob, means, afters), nothing, nothing, nothing, nothing[:, 0], rounding)
+        if self.loss.taught:
+            taught = batch.parts(batch.taught_mean(rows, j, self.network.device))
+            seen.taught = each(kernel.divergence, means, taught)
         if shared.means is not None:
             seen.drift = each(kernel.divergence, means, batch.parts(shared.means[rows, j]))
         if base:
@@ -450,6 +456,7 @@ class _Seen:
 
     log_prob: torch.Tensor
     drift: torch.Tensor
+    taught: torch.Tensor
     base: torch.Tensor  # log-prob of the network without its adapter
     divergence: torch.Tensor  # [n], from that network
     rounding: torch.Tensor  # how far roundings may bring log_prob off

@@ -24,11 +24,12 @@ def settings(config: Config) -> str:
     return json.dumps({name: getattr(config, name) for name in decisive()}, sort_keys=True)
 
 
-def code(device: torch.device) -> str:
-    """The versions of what computes an update, and where."""
+def code(device: torch.device, teacher: str) -> str:
+    """The versions of what computes an update, and where; teacher is the one that taught it, empty: none."""
     import peft
 
-    return f"meander-rl {__version__}, torch {torch.__version__}, peft {peft.__version__}, {device.type}"
+    return (f"meander-rl {__version__}, torch {torch.__version__}, peft {peft.__version__}, {device.type}"
+            + f", teacher {teacher}" * bool(teacher))  # fmt: skip
 
 
 def packed(state: Mapping[str, Any]) -> bytes:
@@ -73,7 +74,7 @@ class Began:
         average = "" if learner.average is None else digest(learner.average)
         return {
             "weights_before": self.weights, "average_digest": average, "settings": settings(config),
-            "code": code(learner.network.device), "state": self.state,
+            "code": code(learner.network.device, learner.taught_by), "state": self.state,
         }
 
 

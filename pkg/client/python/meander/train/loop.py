@@ -12,9 +12,11 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -23,7 +25,8 @@ from ..client.reader import check_stage
 from ..data.batch import Batch
 from ..data.events import EventError
 from ..data.staged import StagedBatch
-from ..client.tasks import check_cancelled
+from ..client.tasks import Wait, check_cancelled, retry_while_away
+from ..client.teacher import NoTeacher, velocities
 from ..torch.faults import Fault
 from ..torch.family import Size
 from . import distributed, evaluate, ledger, losses, prompts, records
@@ -31,7 +34,7 @@ from .alarms import FATAL, UNCHANGED, Alarms
 from .config import Config
 from .learner import Learner, Report
 from .model import Network
-from .rollouts import Rollouts
+from .rollouts import Rollouts, Teacher
 from .stream import Stream, Task
 
 _log = logging.getLogger("meander.train")
@@ -338,7 +341,10 @@ class Trainer:
                 await _in(self.beside, whole.read, c, await self.stream.patiently(self.client.blob, c["ref"]))
         batch.thread = _Loop(asyncio.get_running_loop())
         (first,) = [micro async for micro in batch.micro(1, [0])]
-        return Rollouts(batch, self.network.family.conditioning, counts, whole.recipe if whole else None, first)
+        teacher = teacher_of(self.client, self.config, self.config.patience)
+        return Rollouts(
+            batch, self.network.family.conditioning, counts, whole.recipe if whole else None, first, teacher
+        )
 
     def _check_model(self, batch: Rollouts) -> None:
         """ValueError: the samples are of another model than the one to train, by their shapes."""
@@ -412,8 +418,9 @@ class Trainer:
     def _title(self, got: evaluate.Evaluation) -> str:
         rates = ", ".join(f"{name} {rate:.3f}" for name, rate in got.rates.items())
         steps = self.config.eval_steps or self.config.steps
-        return f"update {self.updated}: {got.samples} held-out samples at {steps} ode steps, exact or the mean: {rates}" + (
-            f"; diversity {got.diversity:.4f}" if got.diversity is not None else "")  # fmt: skip
+        diversity = f"; diversity {got.diversity:.4f}" if got.diversity is not None else ""
+        samples = f"{got.samples} held-out samples at {steps} ode steps"
+        return f"update {self.updated}: {samples}, exact or the mean: {rates}{diversity}"
 
     def _raise(self, found: list[tuple[str, str]]) -> str:
         """Reports the alarms, and returns why the run stops, if it does."""
@@ -634,6 +641,35 @@ class _Loop:
     def run(self, call: Coroutine[Any, Any, _T]) -> _T:
         """What a coroutine returns."""
         return asyncio.run_coroutine_threadsafe(call, self.loop).result()
+
+
+def teacher_of(client: Client, config: Config, patience: float) -> Teacher | None:
+    """What gives a thread beside the event loop the velocities of the teacher of a configuration; None: it has none. A
+    teacher that does not run is waited for so many seconds: what it gives is decided by its weights and what is stored,
+    so that an answer that was lost comes again."""
+    if not config.teacher:
+        return None
+    name, loop = config.teacher, _Loop(asyncio.get_running_loop())
+
+    async def away(seconds: float) -> str:
+        return (f"--teacher {name}: none has answered for {seconds:.3g} s: `meander teacher --name {name} --model ...` "
+                "starts one")  # fmt: skip
+
+    async def ask(batch: Batch) -> tuple[np.ndarray, str]:
+        wait = Wait(patience, away)
+        while True:
+            try:
+                replies = await retry_while_away(
+                    partial(client.teacher_replies, name, batch, config.patience, config.teacher_substeps),
+                    config.patience,
+                )
+                by = replies[0]
+                return velocities(batch, replies), f"{by.model:.64} {by.weights_digest:.16} on {by.backend:.64}"
+            except NoTeacher:
+                await wait.check()
+                await asyncio.sleep(0.2)
+
+    return lambda batch: loop.run(ask(batch))
 
 
 async def _in(beside: Executor, f: Callable[..., _T], *args: Any) -> _T:

@@ -59,6 +59,8 @@ class Steps:
     """Divergence of the transition from that of old, with a gradient, for a loss with drift."""
     base: torch.Tensor | None = None
     """Log-probs of the network without its adapter, for a loss with base."""
+    taught: torch.Tensor | None = None
+    """Divergence of the transition from the teacher's, with a gradient, for a loss with taught."""
 
 
 @dataclasses.dataclass
@@ -90,6 +92,8 @@ class Loss:
     """It reads Steps.drift."""
     base: ClassVar[bool] = False
     """It reads Steps.base."""
+    taught: ClassVar[bool] = False
+    """It reads Steps.taught, which --teacher gives, and neither old log-probs nor advantages."""
     trajectory: ClassVar[bool] = False
     """It wants all trained steps of a sample at once, which costs a forward pass more."""
     pairs: ClassVar[bool] = False
@@ -106,7 +110,7 @@ class Loss:
         """The samples that have a gradient, regularized: also by the divergence from the base."""
         if self.pairs:
             return batch.pairs()
-        return list(range(batch.size)) if regularized or self.forward else batch.used
+        return list(range(batch.size)) if regularized or self.forward or self.taught else batch.used
 
     def count(self, batch: Rollouts) -> int:
         """The samples that the mean is over."""
@@ -280,8 +284,27 @@ class DiffusionNFT(Loss):
         return off.square().mean(dim=(1, 2)) / size
 
 
+@dataclasses.dataclass(frozen=True)
+class DiffusionOPD(Loss):
+    """DiffusionOPD (arXiv 2605.15055): on-policy distillation. Step by step, on the states that the student came to,
+    the divergence KL(student || teacher) of two transitions with the noise of the sample's,
+
+        mean((m - m_teacher)^2) / (2 noise_std^2)    m = x_coefficient x + v_coefficient v
+
+    with m_teacher of the teacher's velocity at x, or of its mean one over finer steps to the step's end. Its gradient
+    is exact, where the policy gradient of log p - log p_teacher has the noise of the step in it.
+    """
+
+    taught: ClassVar = True
+
+    def __call__(self, s: Steps) -> torch.Tensor:
+        assert s.taught is not None
+        return s.taught
+
+
 LOSSES: dict[str, type[Loss]] = {
     "ppo": PPO, "grpo_guard": Guard, "gspo": GSPO, "flow_dppo": DPPO, "dpo": DPO, "diffusion_nft": DiffusionNFT,
+    "diffusion_opd": DiffusionOPD,
 }  # fmt: skip
 
 
@@ -355,6 +378,16 @@ def of(config: Config) -> Loss:
         raise ValueError(
             f"--loss {config.loss}: needs log-probs, which --sde-type ode has none of; must be diffusion_nft, or one "
             f"of your own that is forward"
+        )
+    if loss.taught != bool(config.teacher):
+        raise ValueError(
+            f"--teacher: {config.teacher or 'empty'}; must be the name of a teacher with --loss diffusion_opd, or with "
+            f"one of your own that is taught, and only there"
+        )
+    if loss.taught and (config.texts or config.stage):
+        raise ValueError(
+            f"--teacher: {config.teacher}; must be empty with --stage or a language model (for texts see "
+            f"examples/distill_sums.py)"
         )
     if loss.forward and (config.ahead or config.follow):
         raise ValueError(

@@ -27,7 +27,7 @@ from . import ledger
 from .archive import Archive, Recorder
 from .config import Config, flag
 from .learner import Learner, Report
-from .loop import kind_of
+from .loop import kind_of, teacher_of
 from .model import Network, digest, encoded
 from .rollouts import Rollouts
 
@@ -35,6 +35,7 @@ _APART = 1e-2
 """How far, of its length, an update may be off where it is not the same to the bit: Adam divides gradients by their own
 size, so that roundings of another processor or library decide the direction of those that are nearly 0."""
 _ROWS = 24  # of the table
+_PATIENCE = 1.0  # seconds to wait for a teacher to answer
 _PLACES = {"nats", "token", "credentials", "ca", "context", "trainer"}
 """Settings that say where the update is."""
 
@@ -53,6 +54,8 @@ class Made:
     """The digest of the running average; empty: there is none."""
     report: Report
     """What the learner says of it."""
+    taught_by: str
+    """The teacher that was asked; empty: none."""
 
 
 def main(given: dict[str, Any]) -> None:
@@ -133,7 +136,8 @@ class _Replay:
             other = dataclasses.replace(first, gradients=parts["gradients"], steps=parts["steps"])
             return self._link("compared", self._compare(other, first, f"{against} and this code"))
         if "micro" in self.options:
-            return self._link("compared", f"micro-batch {self.options['micro']}: gradient {_length(first.gradients):.6g}")
+            length = f"gradient {_length(first.gradients):.6g}"
+            return self._link("compared", f"micro-batch {self.options['micro']}: {length}")
         return self._verdict(first, told, begins is not None and bool(self.update.get("state")), adapter)
 
     async def _update(self, client: Client) -> AnyEvent:
@@ -236,7 +240,7 @@ class _Replay:
         }
         steps = {name: t - before[name] for name, t in learner.adapter.items()}
         average = "" if learner.average is None else digest(learner.average)
-        return Made(gradients, steps, learner.adapter, average, report)
+        return Made(gradients, steps, learner.adapter, average, report, learner.taught_by)
 
     async def _rollouts(self, client: Client, network: Network, config: Config, batch: Any) -> Rollouts:
         """A batch as the network needs it."""
@@ -248,11 +252,14 @@ class _Replay:
         for c in [c for s in batch.samples for c in s.facts.get("conditions") or []] if whole else ():
             if whole and whole.lacks(c):
                 whole.read(c, await client.blob(c["ref"]))
-        return Rollouts(batch, network.family.conditioning, True, whole.recipe if whole else None)
+        if self.file and config.teacher:
+            raise ValueError(f"teacher {config.teacher} gave what it learned, and must run: name RUN@K of its pipeline")
+        teacher = teacher_of(client, config, _PATIENCE)
+        return Rollouts(batch, network.family.conditioning, True, whole.recipe if whole else None, None, teacher)
 
     def _verdict(self, made: Made, config: Config, exact: bool, adapter: bytes | None) -> dict[str, str]:
         """Whether the update that was made is the one that was told."""
-        code, told = ledger.code(torch.device(config.device)), self.update.get("code", "")
+        code, told = ledger.code(torch.device(config.device), made.taught_by), self.update.get("code", "")
         file = encoded(made.weights)
         if adapter is None:
             return self._link("unchecked", "its new weights are not stored")

@@ -24,6 +24,8 @@ from .objective import Kernel
 _ALIKE = ("frames", "height", "width", "cfg_scales", "guidance_rescale")
 _OF_PIPELINES = {"conditions", "arguments", "network_timesteps", "initial_std", "no_negative_prompt"}
 """The settings that this trainer computes a velocity with, and that all samples of a micro-batch share."""
+Teacher = Callable[[Batch], tuple[np.ndarray, str]]
+"""Gives the velocities [n, W, S, C] of a teacher in the trained steps of a micro-batch, and says which one it is."""
 _LAST_AS_EULER = ("euler", "dpm", "unipc")
 """The solvers whose last step, to sigma 0, is x - sigma v, the data estimate."""
 USES = {
@@ -50,7 +52,8 @@ class Rollouts:
     """
 
     def __init__(self, batch: Batch, conditioning: Sequence[str] = ("prompt_embeds",), counts: bool = True,
-        recipe: Callable[[Event], Recipe] | None = None, read: Batch | None = None):  # fmt: skip
+        recipe: Callable[[Event], Recipe] | None = None, read: Batch | None = None,
+        teacher: Teacher | None = None):  # fmt: skip
         if not batch.size:
             raise EventError(f"batch {batch.name}: no sample has an advantage")
         if isinstance(batch, TextBatch):
@@ -58,7 +61,7 @@ class Rollouts:
                 f"batch {batch.name}: it is of texts; this trainer's must be of images (for texts see "
                 f"examples/grpo_sums.py)"
             )
-        self.now, first, self.clean = read or batch, batch.samples[0].facts, batch.clean
+        self.now, first, self.clean, self.teacher = read or batch, batch.samples[0].facts, batch.clean, teacher
         self.noise_std = None if self.clean else self.now["noise_std"][0]
         trajectories = [s.facts for s in batch.samples]
         if any(t["sigmas"] != first["sigmas"] for t in trajectories) if self.clean else (
@@ -102,6 +105,9 @@ class Rollouts:
         self.frame = Size(first.get("frames", 1), first["height"], first["width"])
 
     clean = False
+    teacher: Teacher | None = None
+    taught: torch.Tensor | None = None
+    taught_by = ""
     names: Sequence[str] = ()
     tracks: Sequence[tuple[slice, float]] = ((slice(None), 1.0),)
 
@@ -187,7 +193,7 @@ class Rollouts:
     def pieces(self, rows: list[int], size: int) -> Iterator[np.ndarray]:
         """The rows as micro-batches; of each the steps are read when it comes, and held until the next one."""
         pieces = [np.array(rows[i : i + size]) for i in range(0, len(rows), size)]
-        if not self.batch.unread:
+        if not self.batch.unread and self.teacher is None:
             for piece in pieces:
                 self._spread(piece, rows)
                 yield piece
@@ -197,6 +203,9 @@ class Rollouts:
             self.now = micro
             if self.names and not self.clean:
                 self._read_tracks(micro)
+            if self.teacher is not None:
+                velocities, self.taught_by = self.teacher(micro)
+                self.taught = torch.from_numpy(velocities)
             texts = {int(k) for k in self.batch.prompt_index[piece]}
             self.prompts = {key: row for key, row in self.prompts.items() if key[0] in texts}
             self._spread(piece, rows)
@@ -216,6 +225,13 @@ class Rollouts:
         x, after = (states.tensor(name)[at, j].to(device).float() for name in ("latents", "next_latents"))
         sigma = torch.as_tensor(self.batch["sigmas"][rows, j], device=device)
         return x, after, sigma, self._texts(rows, int(self.batch["step_indices"][0, j]), device)
+
+    def taught_mean(self, rows: np.ndarray, j: int, device: torch.device) -> torch.Tensor:
+        """Returns the means [n, S, C] float64 of trained step j of some rows by the teacher's velocities."""
+        assert self.now.states is not None and self.taught is not None, "they are read"
+        at = torch.as_tensor(self._at(rows))
+        x, v = (t[at, j].to(device).float() for t in (self.now.states.tensor("latents"), self.taught))
+        return self.kernels[j].mean(x, v)
 
     def last_step(
         self, rows: np.ndarray, device: torch.device
