@@ -307,7 +307,8 @@ class Batch(Mapping[str, Any]):
     def micro(self, n: int = 0, rows: Sequence[int] | None = None, *, ahead: int = 1, pin: bool = False) -> Micro:
         """Iterates over batches of n samples each, or of one group each where n is 0: `async for`, or `for` with a
         client of meander.sync. Where the batch was read with whole=False, steps are fetched then, so that no more
-        states are held than those of the micro-batch in use and of those `ahead` of it.
+        states are held than those of the micro-batch in use and of those `ahead` of it; those with less than 1 MiB of
+        states are read together, until they have as much.
 
         rows are those of this batch to take, in this order; all of them unless given. A micro-batch has its rows
         sorted, and says in its `rows` which they are. pin: its states are in pinned memory, which a GPU copies from
