@@ -382,9 +382,12 @@ func untied(t *testing.T, folder string) string {
 	return dir
 }
 
-// Whole weights that are pushed to the two text engines, for real: their numbers are within 1e-5 of ours with the same
+// Whole weights that are pushed to the two text engines, for real: their numbers are close to ours with the same
 // weights, and they name them; after kill -9 in the middle of a run, and beside adapters.
 func TestEngines_WholeWeights(t *testing.T) {
+	// Hidden states of weights with changed signs are ill-conditioned: of 500 tokens one is 2e-5 off in float32. With a
+	// head of the old weights numbers are 0.2 off.
+	const most = 5e-5
 	sums := absolute(t, filepath.Join(root, "deploy/models/sums"))
 	for _, c := range []struct {
 		realEngine
@@ -412,7 +415,7 @@ func TestEngines_WholeWeights(t *testing.T) {
 			a.await(t)
 			scored(t, l.world, "killed", "k", 64)
 			for _, run := range []schemas.Run{l.group(t, 8, nil), "killed"} {
-				if r := l.verified(t, run, 1e-5); r.Versions != 1 {
+				if r := l.verified(t, run, most); r.Versions != 1 {
 					t.Errorf("%d versions were fetched; want that of the weights", r.Versions)
 				}
 			}
@@ -422,13 +425,13 @@ func TestEngines_WholeWeights(t *testing.T) {
 				t.Errorf("weights %s, drawn %+v; want %s", tr.WeightsDigest, tr.Drawn, p.WeightsDigest)
 			}
 			l.push(t, parsedLoRA(t, loraFile(t, "model.layers.1.self_attn.q_proj", 128, 128, 4, 7, 0)))
-			l.verified(t, l.group(t, 4, nil), 1e-5)
+			l.verified(t, l.group(t, 4, nil), most)
 			p, err = l.client.RollbackPolicy(t.Context(), p.PolicyVersion, client.Push{})
 			l.applied(t, p, err)
-			l.verified(t, l.group(t, 4, nil), 1e-5)
+			l.verified(t, l.group(t, 4, nil), most)
 			p, err = l.client.RollbackPolicy(t.Context(), 0, client.Push{})
 			l.applied(t, p, err)
-			l.verified(t, l.group(t, 4, nil), 1e-5)
+			l.verified(t, l.group(t, 4, nil), most)
 		})
 	}
 }
