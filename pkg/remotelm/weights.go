@@ -47,6 +47,7 @@ func (p *Pool) RemoveWeights(name, folder string) {
 	defer p.mu.Unlock()
 	if p.weights[name] == folder { // else the same were added again since
 		delete(p.weights, name)
+		delete(p.numbers, name)
 	}
 }
 
@@ -112,7 +113,7 @@ func (p *Pool) compare(s *Server, name string) error {
 	if first := p.numbers[name]; first != nil && len(p.all) > 1 {
 		return s.sameNumbers(first)
 	}
-	if name != loading {
+	if _, known := p.weights[name]; known || name == asStarted {
 		p.numbers[name] = s.numbers
 	}
 	return nil
