@@ -81,7 +81,7 @@ var layers = map[string][]string{
 	"pkg/flow":                                 {"pkg/models/portable", "pkg/models/strictjson", "pkg/models/tensor"},
 	"pkg/flow/flowtest":                        {"pkg/flow"}, // whole rollouts
 	"pkg/models/portable":                      nil,          // random words and elementary functions, the same on all machines
-	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable"},
+	"pkg/scheduled":                            {"pkg/flow", "pkg/models/portable", "schemas"},
 	"pkg/stages":                               {"schemas", "pkg/flow"}, // what samples of several stages are made of
 	"pkg/models/media":                         nil,                     // pixels, their digest and their file
 	"pkg/models/media/mediatest":               nil,                     // a program in place of ffmpeg, for tests
@@ -106,6 +106,7 @@ var layers = map[string][]string{
 	"pkg/outcomes":                             {"schemas"},                                                                           // what became of what is stored: reads nothing
 	"pkg/bus":                                  {"schemas", "pkg/auth", "pkg/models/userpath", "pkg/outcomes", "pkg/tracing"},
 	"pkg/counters":                             {"schemas", "pkg/bus", "pkg/outcomes"},   // what is stored of runs, counted once
+	"pkg/rules":                                {"schemas", "pkg/bus"},                   // what runs should not do
 	"pkg/interaction":                          {"schemas", "pkg/scorer", "pkg/tracing"}, // what a sum comes to
 	"pkg/bus/bustest":                          {"schemas", "pkg/bus", "pkg/natsd"},
 	"pkg/client/policyloss":                    nil,
@@ -130,7 +131,7 @@ var layers = map[string][]string{
 	"services/sampler/weights":     {"pkg/models/hub", "pkg/bus", "pkg/models/lora", "pkg/models/safetensors", "pkg/models/tensor", "pkg/weightsdir", "schemas", "services/sampler/engine"},
 	"services/reward":              {"pkg/interaction", "pkg/stages", "pkg/models/media", "schemas", "pkg/bus", "pkg/tracing", "pkg/models/tensor", "pkg/sampling", "pkg/scorer", "pkg/scorer/natsscore", "pkg/scorer/scorerfile", "services/internal/instrument"},
 	"services/advantage":           {"schemas", "pkg/bus", "pkg/tracing", "pkg/estimator", "pkg/stages", "services/internal/instrument"},
-	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/weightsdir", "services/internal/instrument"},
+	"services/janitor":             {"schemas", "pkg/bus", "pkg/counters", "pkg/rules", "pkg/weightsdir", "services/internal/instrument"},
 	"services/internal/boot":       {"schemas", "pkg/fields", "pkg/heap", "pkg/auth", "pkg/bus", "services/internal/instrument"},
 	"services/internal/instrument": {"schemas", "pkg/bus"},
 	"services/internal/present":    {"services/internal/boot"}, // tables and text for people; sizes, terminals
@@ -256,20 +257,20 @@ var testLayers = map[string][]string{
 	"pkg/interaction":                {"pkg/bus/bustest"},
 	"services/advantage":             {"pkg/bus/bustest"},
 	"services/janitor":               {"pkg/bus/bustest"},
-	"pkg/counters":                   {"pkg/bus/bustest"},
-	"services/internal/boot":         {"pkg/bus/bustest", "schemas"},
-	"services/internal/instrument":   {"pkg/bus/bustest"},
-	"pkg/fields":                     {"schemas/document"},
-	"pkg/models/hub":                 {"pkg/models/hub/hubtest"},
-	"services/command":               {"pkg/models/hub/hubtest", "pkg/bus/bustest", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model/qwenimage/checkpoint"},
-	"pkg/results":                    {"pkg/bus/bustest", "services/pipeline"},
-	"pkg/export":                     {"pkg/bus/bustest", "pkg/results", "pkg/models/media/mediatest", "pkg/models/model/remote/remotetest", "services/pipeline"},
-	"services/pipeline":              {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
-	"services/prove":                 {"pkg/bus/bustest"},
-	"services/estimate":              {"pkg/bus/bustest", "pkg/models/media", "pkg/models/model"},
-	"services/doctor":                {"pkg/bus/bustest"},
-	"services/ui":                    {"pkg/results", "pkg/bus/bustest", "pkg/models/media/mediatest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
-	"services/trace":                 {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
+	"pkg/counters":                   {"pkg/bus/bustest"}, "pkg/rules": {"pkg/bus/bustest"},
+	"services/internal/boot":       {"pkg/bus/bustest", "schemas"},
+	"services/internal/instrument": {"pkg/bus/bustest"},
+	"pkg/fields":                   {"schemas/document"},
+	"pkg/models/hub":               {"pkg/models/hub/hubtest"},
+	"services/command":             {"pkg/models/hub/hubtest", "pkg/bus/bustest", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model/qwenimage/checkpoint"},
+	"pkg/results":                  {"pkg/bus/bustest", "services/pipeline"},
+	"pkg/export":                   {"pkg/bus/bustest", "pkg/results", "pkg/models/media/mediatest", "pkg/models/model/remote/remotetest", "services/pipeline"},
+	"services/pipeline":            {"pkg/bus/bustest", "pkg/models/model/remote/remotetest", "pkg/natsd", "pkg/client", "pkg/results", "services/verify"},
+	"services/prove":               {"pkg/bus/bustest"},
+	"services/estimate":            {"pkg/bus/bustest", "pkg/models/media", "pkg/models/model"},
+	"services/doctor":              {"pkg/bus/bustest"},
+	"services/ui":                  {"pkg/results", "pkg/bus/bustest", "pkg/models/media/mediatest", "pkg/models/lora", "pkg/models/model/remote/remotetest", "pkg/models/tokenizer", "pkg/natsd", "services/intake", "services/pipeline", "services/reward"},
+	"services/trace":               {"pkg/bus/bustest", "pkg/client", "services/pipeline"},
 	"services/verify": {
 		"pkg/bus/bustest", "pkg/client", "pkg/models/lora", "pkg/models/media", "pkg/models/model/remote/remotetest", "pkg/models/safetensors", "services/pipeline",
 	},

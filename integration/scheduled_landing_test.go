@@ -15,13 +15,9 @@ import (
 func perfect(t *testing.T) (models model.Registry, point func(prediction string) *schemas.Tensor) {
 	t.Helper()
 	open := func(prediction string) *synthetic.Model {
-		m, err := synthetic.NewWith(synthetic.Config{
+		return synthetic.NewWith(synthetic.Config{
 			Components: 1, MinStd: 1e-9, MaxStd: 1e-9, Contrast: 1, Prediction: prediction,
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
 	}
 	for _, f := range append([]model.Family{synthetic.Family()}, synthetic.VarianceFamilies()...) {
 		info, err := f.Inspect("")

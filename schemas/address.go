@@ -30,6 +30,7 @@ const (
 	KindControl    = "control"
 	KindParked     = "parked"
 	KindUpdate     = "update"
+	KindAlarm      = "alarm"
 )
 
 // partKinds are the kinds of the parts of events that have some.
@@ -84,6 +85,8 @@ func (a *Address) tokens() []*string {
 		return []*string{(*string)(&a.Lane), (*string)(&a.Tenant), &a.Instance}
 	case KindUpdate:
 		return []*string{(*string)(&a.Run), (*string)(&a.Lane), (*string)(&a.Tenant), &a.Trainer, &a.Step}
+	case KindAlarm:
+		return []*string{(*string)(&a.Run), &a.Name}
 	case KindDead:
 		return []*string{&a.Service, (*string)(&a.Run), (*string)(&a.UID)}
 	}
@@ -241,7 +244,7 @@ func RunFilters(run Run) map[string][]string {
 		StreamAdvantages:   all(KindAdvantage, KindBatch),
 		StreamControl:      all(KindControl),
 		StreamParked:       all(KindParked),
-		StreamUpdates:      all(KindUpdate),
+		StreamUpdates:      all(KindUpdate, KindAlarm),
 	}
 }
 

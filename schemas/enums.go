@@ -304,6 +304,8 @@ var (
 		RunRunning, RunPaused, StatusComplete, StatusPartial, StatusFailed, StatusMixed, StatusStale, StatusFiltered,
 		StatusRefused, StatusCancelled,
 	}
+	RuleNames       = namesOfRules()
+	RuleActions     = []string{RuleTell, RulePause, RuleOff}
 	UnknownPolicies = []string{UnknownRefuse, UnknownWarn}
 	ConditionTypes  = []string{"image", "mask", "video", "audio"}
 	SwapRules       = []string{SwapFinish, SwapSwitch, SwapRestart}

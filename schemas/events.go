@@ -37,6 +37,7 @@ const (
 	TypePolicy     = "policy/1"
 	TypeDead       = "dead/1"
 	TypeUpdate     = "update/1"
+	TypeAlarm      = "alarm/1"
 	TypeReceipt    = "receipt/1"
 	TypeApplied    = "applied/1"
 	TypePresence   = "presence/1"

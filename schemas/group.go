@@ -128,6 +128,7 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 			[]any{b.Batch, b.BatchGroups, b.BatchStep, b.BatchEpoch},
 		},
 		{"group_policy", a.GroupPolicy, b.GroupPolicy},
+		{"rules", a.Rules, b.Rules},
 		{"tree", a.Tree, b.Tree},
 		{"refill", a.Refill, b.Refill},
 		{"metadata", a.Metadata, b.Metadata},

@@ -51,6 +51,8 @@ type Prompt struct {
 	FreeReadSteps bool `msgpack:"free_read_steps,omitempty" default:"false" flag:"free-read-steps"`
 	// GroupPolicy says which groups count, and what becomes of the others.
 	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
+	// Rules change what the run should not do, and what happens then. Those of the newest group count.
+	Rules []RuleSpec `msgpack:"rules,omitempty" size:"0..MaxRewards" absent:"all rules tell, at their own limits" flag:"rule"`
 	// Substitutes are other prompts for the fresh groups that GroupPolicy asks for: round k has the k-th.
 	Substitutes []Substitute `msgpack:"substitutes,omitempty" size:"0..MaxRefillRounds" absent:"the same prompt again"`
 	// Refill is set on prompts that the advantage service publishes in place of a group that

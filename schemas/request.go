@@ -68,6 +68,8 @@ type Group struct {
 	Created int64 `msgpack:"created" range:"0.."`
 	// GroupPolicy is the prompt's, resolved; absent: the defaults.
 	GroupPolicy *GroupPolicy `msgpack:"group_policy,omitempty"`
+	// Rules are the prompt's, resolved; absent: the defaults.
+	Rules []RuleSpec `msgpack:"rules,omitempty" size:"0..MaxRewards"`
 	// Refill names the group that this one stands in for.
 	Refill *Refill `msgpack:"refill,omitempty"`
 	// BatchStep and BatchEpoch are where the trainer was, for the metrics of the batch.

@@ -317,6 +317,9 @@ func groupSamples(t testing.TB) []sample {
 			Loss: new(-0.25), Ratio: new(1.0), ClipShare: new(0.125), KL: new(0.001), LearningRate: new(1e-4), GradNorm: new(0.5),
 			Staleness: new(int64(1)), Evaluation: []schemas.Metric{{Name: "held_out/accuracy", Value: 0.75}}, At: 1763690401000000000,
 		}},
+		{"alarm", &schemas.Alarm{
+			Run: "run-1", Rule: schemas.RuleReader, Of: "ocr", Value: 0.41, Limit: 0.05, Says: "ocr fell", Paused: true, At: 1763690401000000000,
+		}},
 		{"update-bare", &schemas.Update{Run: "run-1", Lane: "tiny", Tenant: schemas.TenantMain, Trainer: "main", Step: 1}},
 		{"dead-bare", &schemas.Dead{Service: "sampler", Code: "decode", Reason: "malformed event: empty", OriginalSubject: "mdr.v1.request.a.b.c.0"}},
 		{"receipt-accepted", &schemas.Receipt{

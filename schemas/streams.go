@@ -144,8 +144,9 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "parked.*.*.*.*.*"}, Guarded: true, MaxBytes: gib,
 		},
 		{
-			Name: StreamUpdates, Purpose: "updates that trainers made: loss, ratio, divergence; for curves",
-			Subjects: []string{Prefix + "update.*.*.*.*.*"}, Guarded: true, MaxBytes: gib / 16, MaxAge: 30 * day,
+			Name: StreamUpdates, Purpose: "updates that trainers made: loss, ratio, divergence; alarms of runs",
+			Subjects: []string{Prefix + "update.*.*.*.*.*", Prefix + "alarm.*.*"}, Guarded: true, MaxBytes: gib / 16,
+			MaxAge: 30 * day,
 		},
 		{
 			Name: StreamDead, Purpose: "refused input: original bytes and headers, reason, service, deliveries",

@@ -79,6 +79,7 @@ func TestParseSubject(t *testing.T) {
 			schemas.UpdateSubject(run, lane, tenant, name, step): {
 				Kind: schemas.KindUpdate, Run: run, Lane: lane, Tenant: tenant, Trainer: name, Step: k,
 			},
+			(&schemas.Alarm{Run: run, Rule: name}).Subject(): {Kind: schemas.KindAlarm, Run: run, Name: name},
 			schemas.DeadSubject("intake", run, uid): {
 				Kind: schemas.KindDead, Service: "intake", Run: run, UID: uid,
 			},

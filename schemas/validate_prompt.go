@@ -42,6 +42,11 @@ func (p *Prompt) checkRules(f *faults) {
 		f.add("substitutes", strconv.Itoa(len(p.Substitutes)),
 			"must be absent unless zero_std or failed of group_policy is refill")
 	}
+	for i, r := range p.Rules {
+		if slices.ContainsFunc(p.Rules[:i], func(x RuleSpec) bool { return x.Name == r.Name }) {
+			f.inItem("rules", i).add("name", quote(r.Name), "must come at most once")
+		}
+	}
 	for i, s := range p.Substitutes {
 		if s.NegativePrompt != nil && len(p.Stages) > 0 {
 			f.inItem("substitutes", i).add("negative_prompt", "given", "must be absent beside stages")

@@ -31,8 +31,10 @@ MODELS = {
     "grpo_sums.py": "sums", "distill_sums.py": "sums", "trl_sums.py": "sums", "verl_sums.py": "sums",
     "accelerate_signs.py": "signs"
 }
-TITLES = {"reward": f"reward of a batch, mean of {SMOOTH} updates", "entropy": "entropy of a token, nats", "norm": "norm of the gradient",
-          "kl": "KL(student || teacher), nats a token"}  # fmt: skip
+TITLES = {
+    "reward": f"reward of a batch, mean of {SMOOTH} updates", "entropy": "entropy of a token, nats",
+    "norm": "norm of the gradient", "kl": "KL(student || teacher), nats a token",
+}  # fmt: skip
 
 
 def main() -> None:
@@ -104,9 +106,8 @@ def teacher(meander: str, out: Path, url: str, model: str, adapter: Path | None)
 def report(out: Path, seeds: list[int]) -> None:
     """The curve, and the table of the examples' pages in deploy/bench."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.5), layout="constrained")
-    print(
-        "\n| seed | held out before | after | gained | updates | ratio, furthest turn | furthest token | seconds |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
-    )
+    print("\n| seed | held out before | after | gained | updates | ratio, furthest turn | furthest token | seconds |")
+    print("| --- " * 8 + "|")
     for seed in seeds:
         folder = out / f"seed-{seed}"
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -117,7 +118,8 @@ def report(out: Path, seeds: list[int]) -> None:
             f"| {seed} | {s['before']:.3f} | {s['after']:.3f} | {s['after'] - s['before']:+.3f} | {s['updates']} | "
             f"{worst[0]} | {worst[1]} | {s['seconds']:.0f} |"
         )
-        for ax, key in zip(axes, ("reward", next(k for k in ("kl", "entropy", "norm") if all(k in r for r in log))), strict=True):
+        other = next(k for k in ("kl", "entropy", "norm") if all(k in r for r in log))
+        for ax, key in zip(axes, ("reward", other), strict=True):
             values = [r[key] for r in log]
             mean = [sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))]
             (line,) = ax.plot(values, alpha=0.25)

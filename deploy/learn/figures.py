@@ -71,7 +71,9 @@ def main() -> None:
         page += f"\n## {name}\n\n"
         for a in (r for r in lines if r["kind"] == "alarm"):
             page += f"- update {a['update']}, {a['alarm']}: {a['text']}\n"
-        page += f"\nBefore, and the adapter that was kept; below each sign the text, in red what tesseract read instead.\n\n![before]({name}/before.png)\n![after]({name}/after.png)\n"
+        page += "\nBefore, and the adapter that was kept; below each sign the text, in red what tesseract read "
+        page += "instead.\n"
+        page += f"\n![before]({name}/before.png)\n![after]({name}/after.png)\n"
     (BENCH / "README.md").write_text(page)
     print(BENCH / "README.md")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draws what the model signs is trained and measured on, into this folder:
 
-prompts.txt: a colour and a text of 2 to 6 characters, three in five of them capitals, the others digits; none is held out.
+prompts.txt: a colour and a text of 2 to 6 characters, three in five capitals, the others digits; none is held out.
 validation.jsonl: 120 others of the same kind, 24 of each length, which choose the adapter; read as those of the test.
 held_out.jsonl: the test, the prompts of deploy/models/signs/held_out.txt, read as the model's card has it: glyph, and
 tesseract with a white-list of digits or of capitals.

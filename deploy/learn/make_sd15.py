@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes a tiny folder of Stable Diffusion 1.5 with random weights, as the tests build it, and prompts of animals, as in
-DDPO (Black et al. 2023): to train on, to validate on and to test on. make learn-ddpo takes them."""
+"""Writes a tiny folder of Stable Diffusion 1.5 with random weights, as the tests build it, and prompts of animals, as
+in DDPO (Black et al. 2023): to train on, to validate on and to test on. make learn-ddpo takes them."""
 
 import json
 import sys

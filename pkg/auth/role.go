@@ -91,13 +91,13 @@ func serviceGrants() []Grant {
 			Purpose: "the program meander-intake: takes prompts and controls, asks for samples, frees what is old",
 			Publishes: []string{
 				schemas.KindGroup, schemas.KindPlan, schemas.KindOpening, schemas.KindRequest, schemas.KindParked,
-				schemas.KindDead, schemas.KindTrajectory, schemas.KindReward, // of cancelled and refused samples
+				schemas.KindDead, schemas.KindAlarm, schemas.KindControl, // of rules: alarms, pauses
+				schemas.KindTrajectory, schemas.KindReward, // of cancelled and refused samples
 			},
 			Reads: append([]string{
 				schemas.StreamPrompts, schemas.StreamControl, schemas.StreamRequests, schemas.StreamParked,
 				schemas.StreamDead, schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamAdvisories,
 			}, resultStreams()...),
-			// its janitor keeps the counts of runs
 			Writes: []string{schemas.CountBucket, schemas.ControlBucket, schemas.PresenceBucket, schemas.BlobBucket},
 			Deletes: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories,

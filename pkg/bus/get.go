@@ -474,20 +474,28 @@ type ConsumerStats struct {
 // then of the streams behind the buckets.
 func (b *Bus) Stats(ctx context.Context) (out []StreamStats, err error) {
 	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
-		out = nil
-		for _, k := range allStores() {
-			stats, s, err := b.streamStats(ctx, k)
-			if err == nil {
-				err = b.addConsumers(ctx, stats, s)
-			}
-			if err != nil {
-				return err
-			}
-			out = append(out, *stats)
-		}
-		return nil
+		out, err = b.stats(ctx, true)
+		return err
 	})
 	return out, err
+}
+
+// Sizes is Stats without consumers, and at once: an error means that the server did not answer.
+func (b *Bus) Sizes(ctx context.Context) ([]StreamStats, error) { return b.stats(ctx, false) }
+
+// stats asks for each stream once, and ends with the first that the server does not tell of.
+func (b *Bus) stats(ctx context.Context, withConsumers bool) (out []StreamStats, err error) {
+	for _, k := range allStores() {
+		stats, s, err := b.streamStats(ctx, k)
+		if err == nil && withConsumers {
+			err = b.addConsumers(ctx, stats, s)
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, *stats)
+	}
+	return out, nil
 }
 
 // addConsumers adds the durables of a stream to its stats.

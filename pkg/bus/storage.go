@@ -156,18 +156,11 @@ func (f Fault) Full() bool { return f.State == StateFull }
 // this bus wait for an answer. A full queue of requests is no fault: it slows intake down to the speed of the
 // samplers. An error means that the server did not answer.
 func (b *Bus) Faults(ctx context.Context) ([]Fault, error) {
-	var all []StreamStats
-	for _, k := range allStores() {
-		stats, _, err := b.streamStats(ctx, k)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, *stats)
-	}
-	return b.FaultsOf(all), nil
+	all, err := b.Sizes(ctx)
+	return b.FaultsOf(all), err
 }
 
-// FaultsOf is Faults of what Stats returned, without another request.
+// FaultsOf is Faults of what Stats or Sizes returned, without another request.
 func (b *Bus) FaultsOf(all []StreamStats) (out []Fault) {
 	for _, stats := range all {
 		f := Fault{StreamStats: stats}

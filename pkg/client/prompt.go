@@ -245,6 +245,9 @@ type Prompt struct {
 	FreeReadSteps bool
 	// GroupPolicy: says which groups count, and what becomes of the others (map).
 	GroupPolicy *GroupPolicy
+	// Rules: change what the run should not do, and what happens then. Those of the newest group count (list of map).
+	// Default: all rules tell, at their own limits.
+	Rules []RuleSpec
 	// Substitutes: other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of map).
 	// Default: the same prompt again.
 	Substitutes []Substitute
@@ -343,6 +346,17 @@ type Rollout struct {
 	// ReturnConditioning: keeps embeddings and masks of the texts, under guidance also of the negative prompt. They are
 	// stored once for all samples of a prompt (true or false). Default: false.
 	ReturnConditioning bool
+}
+
+// RuleSpec changes a rule for a run.
+type RuleSpec struct {
+	// Name: the rule's (reader, diversity, variance, stale, ratio, clip, kl, weights).
+	Name string
+	// Limit: what the run should not go beyond, in the rule's unit (number 0 to 1000000). Default: the rule's.
+	Limit Optional[float64]
+	// Action: says what happens then: tell, an alarm is stored and shown; pause, the run is paused, too; or off (tell,
+	// pause, off). Default: tell.
+	Action string
 }
 
 // SDEWindow draws the stochastic steps, the same for all samples of all groups of a batch.

@@ -215,6 +215,8 @@ func (f For) Held() string {
 type Wait struct {
 	// For is what is waited for; "": only Says says it.
 	For For `json:"for,omitempty"`
+	// Rule is one that a run has broken: nothing waits for it, unless the run is paused.
+	Rule string `json:"rule,omitempty"`
 	// Grave says that nothing goes on until a person does something; Fix says what.
 	Grave bool   `json:"grave"`
 	Says  string `json:"says"`

@@ -1,10 +1,6 @@
 package scheduled
 
-import (
-	"fmt"
-
-	"github.com/meander-rl/meander/pkg/models/portable"
-)
+import "github.com/meander-rl/meander/pkg/models/portable"
 
 // Shape of a ramp.
 type Shape string
@@ -17,12 +13,13 @@ const (
 
 // Ramp is the probability that a sample is eligible to roll, over the training steps.
 type Ramp struct {
-	Probability float64 // without a ramp, RampSteps = 0
-	StartStep   int     // before it the probability is Start
-	RampSteps   int     // steps from Start to End
-	Shape       Shape
+	Probability float64 `key:"probability" range:"0..1"` // without a ramp, RampSteps = 0
+	StartStep   int     `key:"start_step" range:"0.."`   // before it the probability is Start
+	RampSteps   int     `key:"ramp_steps" range:"0.."`   // steps from Start to End
+	Shape       Shape   `key:"ramp_shape" enum:"RampShapes"`
 	// Start and End are the ramp's ends; nil is Probability. 0 is a value. Compat simpletuner differs (At).
-	Start, End *float64
+	Start *float64 `key:"prob_start" range:"0..1"`
+	End   *float64 `key:"prob_end" range:"0..1"`
 }
 
 // At is the probability that a sample rolls at a training step, in [0, 1]. With q = clip((step -
@@ -58,28 +55,4 @@ func (r Ramp) At(step int, c Compat) float64 {
 		return end
 	}
 	return min(max(start+float64((end-start)*q), 0), 1)
-}
-
-// faults returns one error for each field that is out of range, by its name in prompts.
-// Settings.Validate joins them with its own.
-func (r Ramp) faults() []error {
-	var faults []error
-	probability := func(field string, p *float64) {
-		if p != nil && !(*p >= 0 && *p <= 1) {
-			faults = append(faults, fmt.Errorf("%s: %v; must be 0 to 1", field, *p))
-		}
-	}
-	probability("probability", &r.Probability)
-	probability("prob_start", r.Start)
-	probability("prob_end", r.End)
-	if r.StartStep < 0 {
-		faults = append(faults, fmt.Errorf("start_step: %d; must be at least 0", r.StartStep))
-	}
-	if r.RampSteps < 0 {
-		faults = append(faults, fmt.Errorf("ramp_steps: %d; must be at least 0", r.RampSteps))
-	}
-	if r.Shape != Linear && r.Shape != Cosine {
-		faults = append(faults, fmt.Errorf("ramp_shape: %q; must be linear or cosine", string(r.Shape)))
-	}
-	return faults
 }

@@ -10,32 +10,14 @@ import (
 // public trainer has it since it corrected the signs). Sums are float64, without gradients: a reference to check a
 // trainer's own against.
 type ReflexFlow struct {
-	Alpha float64 // strength of the weight; beyond 1 weights can be negative
-	Beta1 float64 // of the anti-drift term, at least 0
-	Beta2 float64 // of the weighted loss, at least 0
+	Alpha float64 `key:"reflexflow.alpha"`             // strength of the weight; beyond 1 weights can be negative
+	Beta1 float64 `key:"reflexflow.beta1" range:"0.."` // of the anti-drift term
+	Beta2 float64 `key:"reflexflow.beta2" range:"0.."` // of the weighted loss
 }
 
 // DefaultReflexFlow is 1, 10, 1. The public trainer reads settings of null as 0, 0, 1: the
 // plain loss.
 func DefaultReflexFlow() ReflexFlow { return ReflexFlow{Alpha: 1, Beta1: 10, Beta2: 1} }
-
-// Validate joins every fault by field name: weights that are not finite, and negative betas.
-func (r ReflexFlow) Validate() error {
-	var faults []error
-	if !finite(r.Alpha) {
-		faults = append(faults, fmt.Errorf("reflexflow.alpha: %v; must be a finite number", r.Alpha))
-	}
-	for _, b := range []struct {
-		field string
-		value float64
-	}{{"beta1", r.Beta1}, {"beta2", r.Beta2}} {
-		if !(b.value >= 0) || !finite(b.value) {
-			faults = append(faults, fmt.Errorf("reflexflow.%s: %v; must be a finite number of at least 0", b.field,
-				b.value))
-		}
-	}
-	return errors.Join(faults...)
-}
 
 // Predictions are what one sample's loss is made of, each [D], one latent's elements.
 type Predictions struct {

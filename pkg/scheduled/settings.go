@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Strategy says how an offset is drawn from 0 .. MaxStepOffset.
@@ -96,17 +98,17 @@ const (
 	Off  Switch = "off"
 )
 
-// Settings of scheduled sampling.
+// Settings of scheduled sampling, by their names in prompts.
 type Settings struct {
-	Timesteps     int // N: training timesteps are 0 .. N-1
-	MaxStepOffset int // M: 0 rolls nothing
-	Strategy      Strategy
+	Timesteps     int      `key:"timesteps" range:"2..1048576"` // N: training timesteps are 0 .. N-1
+	MaxStepOffset int      `key:"max_step_offset"`              // M: 0 rolls nothing
+	Strategy      Strategy `key:"strategy" enum:"OffsetStrategies"`
 	Ramp          Ramp
-	Prediction    Prediction
-	Sampler       Sampler
-	Order         int // 0 is the sampler's usual one: 2 of dpm and unipc
-	Compat        Compat
-	Switch        Switch // of ReflexFlow; it changes nothing for epsilon and v
+	Prediction    Prediction `key:"prediction" enum:"Predictions"`
+	Sampler       Sampler    `key:"sampler"`
+	Order         int        `key:"order"` // 0 is the sampler's usual one: 2 of dpm and unipc
+	Compat        Compat     `key:"compat" enum:"RolloutCompats"`
+	Switch        Switch     `key:"reflexflow" enum:"ReflexModes"` // it changes nothing for epsilon and v
 	ReflexFlow    ReflexFlow
 }
 
@@ -122,41 +124,15 @@ func DefaultSettings() Settings {
 // Validate joins every fault by the field's name in prompts. Draw calls it, and intake before it
 // accepts a prompt with scheduled sampling.
 func (s Settings) Validate() error {
-	var faults []error
-	fault := func(field string, value any, must string) {
-		faults = append(faults, fmt.Errorf("%s: %v; must be %s", field, value, must))
-	}
-	if s.Timesteps < 2 || s.Timesteps > maxTimesteps {
-		fault("timesteps", s.Timesteps, fmt.Sprintf("2 to %d", maxTimesteps))
-	}
+	var offset error
 	if s.MaxStepOffset < 0 || s.MaxStepOffset >= s.Timesteps {
-		fault("max_step_offset", s.MaxStepOffset, "at least 0 and below timesteps")
+		offset = fmt.Errorf("max_step_offset: %v; must be at least 0 and below timesteps", s.MaxStepOffset)
 	}
-	switch s.Strategy {
-	case Uniform, BiasedEarly, BiasedLate:
-	default:
-		fault("strategy", quoted(s.Strategy), "uniform, biased_early or biased_late")
-	}
-	faults = append(faults, s.Ramp.faults()...)
-	switch s.Prediction {
-	case Flow, Epsilon, V:
-	default:
-		fault("prediction", quoted(s.Prediction), "flow_prediction, epsilon or v_prediction")
-	}
-	if s.Compat != Exact && s.Compat != SimpleTuner {
-		fault("compat", quoted(s.Compat), "exact or simpletuner")
-	}
-	faults = append(faults, checkSampler(s.Sampler, s.Order, s.Prediction, s.Compat))
-	if s.Switch != Auto && s.Switch != On && s.Switch != Off {
-		fault("reflexflow", quoted(s.Switch), "auto, on or off")
-	}
-	return errors.Join(append(faults, s.ReflexFlow.Validate())...)
+	return errors.Join(schemas.CheckFields(&s), offset, checkSampler(s.Sampler, s.Order, s.Prediction, s.Compat))
 }
 
 // maxTimesteps bounds N, so that no list of levels is huge.
 const maxTimesteps = 1 << 20
-
-func quoted[S ~string](s S) string { return fmt.Sprintf("%q", string(s)) }
 
 // checkSampler returns an error, for the author of a prompt, if the sampler cannot run with this
 // order, prediction and compat; nil if it can. Order 0 is the sampler's own.

@@ -68,10 +68,7 @@ func Names() []string {
 
 // Everywhere reports whether every program with this package can run the function, without an installed program or
 // a configuration.
-func Everywhere(name string) bool {
-	k, _, err := findKind(name)
-	return err == nil && k.builtin && name != OCR
-}
+func Everywhere(name string) bool { return kindOf(name).builtin && name != OCR }
 
 // Kinds lists all names that a prompt may use, sorted, for messages: http:NAME stands for every instance.
 func Kinds() []string {
@@ -88,22 +85,16 @@ func Kinds() []string {
 }
 
 // Reads reports whether a function reads text in an image. The detail of its score is then that text.
-func Reads(name string) bool {
-	k, _, err := findKind(name)
-	return err == nil && k.compares
-}
+func Reads(name string) bool { return kindOf(name).compares }
 
 // OfText reports whether a function rates only texts.
-func OfText(name string) bool {
-	k, _, err := findKind(name)
-	return err == nil && k.text
-}
+func OfText(name string) bool { return kindOf(name).text }
 
 // OfTexts lists the functions that can rate texts, for messages.
 func OfTexts() []string {
 	var names []string
 	for _, name := range Kinds() {
-		if k, _, err := findKind(name); err == nil && (k.text || k.any) {
+		if k := kindOf(name); k.text || k.any {
 			names = append(names, name)
 		}
 	}
@@ -122,10 +113,7 @@ const (
 )
 
 // Hears reports whether a function rates only sounds.
-func Hears(name string) bool {
-	k, _, err := findKind(name)
-	return err == nil && k.sound
-}
+func Hears(name string) bool { return kindOf(name).sound }
 
 // CheckMedium refuses a function that can rate none of the media that samples have. Functions of images rate videos,
 // too: by the frame in the middle, unless they are told to see more.
@@ -155,7 +143,7 @@ func CheckMedium(name string, media ...Medium) error {
 
 // CheckConditions refuses a function that sees conditions of types that a prompt has not.
 func CheckConditions(name string, types []string) error {
-	k, _, _ := findKind(name)
+	k := kindOf(name)
 	for _, kind := range k.sees {
 		if !slices.Contains(types, kind) {
 			return fmt.Errorf("name: %q; sees the conditions %s: the prompt must have a condition of type %s", name,
@@ -214,6 +202,12 @@ func Hint(name string) string {
 		return ""
 	}
 	return "did you mean " + strings.Join(near, " or ") + "? "
+}
+
+// kindOf returns the kind of a function; one without any property where the name asks for none.
+func kindOf(name string) kind {
+	k, _, _ := findKind(name)
+	return k
 }
 
 // findKind returns the kind and the instance that a name asks for. Errors are those of SplitName.

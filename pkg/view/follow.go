@@ -51,6 +51,7 @@ type follower struct {
 	// updates are what trainers told, the newest MaxRows; toldUpdates is how many there ever were.
 	updates     []*schemas.Update
 	toldUpdates int
+	alarms      []outcomes.Wait
 }
 
 // source is one kind of events that a follower reads.
@@ -164,6 +165,7 @@ func (f *follower) read(ctx context.Context, b *bus.Bus, once bool) {
 		{stream: schemas.StreamRewards, filter: schemas.RewardFilter(f.run, "*", "*"), outcome: f.takeReward},
 		{stream: schemas.StreamAdvantages, filter: schemas.AdvantageSubject(f.run, "*"), apply: f.takeAdvantage},
 		{stream: schemas.StreamUpdates, filter: all(schemas.KindUpdate), apply: f.takeUpdate, extra: true},
+		{stream: schemas.StreamUpdates, filter: all(schemas.KindAlarm), apply: f.takeAlarm, extra: true},
 	}
 	next := make([]uint64, len(sources))
 	for i, src := range sources {

@@ -93,7 +93,7 @@ func (f *follower) tally() *Progress {
 	p := &Progress{
 		Run: f.run, Epoch: f.epoch, Revision: f.revision, Statuses: map[string]int{}, Fault: f.fault,
 		LeftOut: f.leftOut, Updates: f.toldUpdates,
-		lanes: map[schemas.Lane]int{}, Waits: []outcomes.Wait{},
+		lanes: map[schemas.Lane]int{}, Waits: append([]outcomes.Wait{}, f.alarms...),
 	}
 	perMinute := func(kind string) float64 {
 		if r := f.rates[kind]; r != nil {

@@ -3,11 +3,14 @@ package view
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/outcomes"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -49,6 +52,19 @@ func (f *follower) takeUpdate(m *bus.Message) {
 	if f.toldUpdates++; len(f.updates) > MaxRows {
 		f.updates = f.updates[1:]
 	}
+	f.wake()
+}
+
+// takeAlarm takes an alarm, which is shown with what the run waits for. An event that is not valid changes nothing.
+func (f *follower) takeAlarm(m *bus.Message) {
+	e := &schemas.Alarm{}
+	if bus.Fits(m, e) != nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	says := fmt.Sprintf("rule %s, at %s: %s", e.Rule, time.Unix(0, e.At).UTC().Format(time.RFC3339), e.Says)
+	f.alarms = append(f.alarms, outcomes.Wait{Rule: e.Rule, Says: says, Fix: schemas.RuleNamed(e.Rule).Fix})
 	f.wake()
 }
 

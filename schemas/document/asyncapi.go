@@ -118,6 +118,11 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
+		"alarm", schemas.Prefix + "alarm.{run}.{rule}", schemas.TypeAlarm, schemas.StreamUpdates,
+		"a run breaks a rule", "intake",
+		[]string{"client"},
+	},
+	{
 		"policy", schemas.Prefix + "policy.{lane}.{tenant}", schemas.TypePolicy, schemas.StreamPolicies,
 		"weights with their version, and what a lane that serves them takes", "client, sampler",
 		[]string{"sampler", "intake", "client"},
@@ -237,6 +242,7 @@ var parameters = map[string]string{
 	"stage":   "stage of the sample; main where the prompt names none",
 	"tenant":  "owner of the weights; main where the lane has one set of them",
 	"trainer": "the trainer that made an update, where several learn from a run",
+	"rule":    "the rule that the run breaks",
 	"service": "the one that refused the input",
 
 	"instance": "a process among others",

@@ -69,6 +69,7 @@ func readme(path string, c *Comments) ([]byte, error) {
 		reflect.TypeFor[schemas.ReflexFlow](), reflect.TypeFor[schemas.RewardSpec](),
 		reflect.TypeFor[schemas.AdvantageSpec](),
 		reflect.TypeFor[schemas.GroupPolicy](), reflect.TypeFor[schemas.BatchSpec](),
+		reflect.TypeFor[schemas.RuleSpec](),
 	} {
 		table, err := Table(t, c)
 		if err != nil {

@@ -261,6 +261,7 @@ var userWritten = map[string][]string{
 	"RewardSpec":    {"name"},
 	"AdvantageSpec": {},
 	"BatchSpec":     {"id", "groups"},
+	"RuleSpec":      {"name"},
 }
 
 // numbers states the wire types, which JSON does not tell apart.

@@ -272,7 +272,7 @@ func (a *app) printStatus(out io.Writer, run schemas.Run, s *schemas.RunStatus, 
 		label = "reason"
 	}
 	for _, w := range p.Waits {
-		field(label, boot.Safe(w.Says))
+		field(cmp.Or(present.When(w.Rule != "", "alarm"), label), boot.Safe(w.Says))
 		if w.Fix != "" {
 			field("", "-> "+w.Fix)
 		}

@@ -235,7 +235,7 @@ func TestFlags_AreThoseOfTheFields(t *testing.T) {
 			reflect.TypeFor[schemas.Data](), reflect.TypeFor[schemas.ScheduledSampling](),
 			reflect.TypeFor[schemas.ProbabilityRamp](), reflect.TypeFor[schemas.ReflexFlow](),
 			reflect.TypeFor[schemas.AdvantageSpec](), reflect.TypeFor[schemas.GroupPolicy](),
-			reflect.TypeFor[schemas.BatchSpec](),
+			reflect.TypeFor[schemas.BatchSpec](), reflect.TypeFor[schemas.RuleSpec](),
 		} {
 			for _, f := range schemas.Fields(of) {
 				if f.Flag == "" {

@@ -75,6 +75,10 @@ func fieldsOfPrompt() *fields.Set {
 			Kind: "branches", Hint: "WIDTH@STEP,..., e.g. 2@2,2@5: two paths from step 2, four from step 5",
 			Parse: parseBranches,
 		},
+		"rules": {
+			Kind: "rules", Hint: "NAME=LIMIT, or NAME=tell, pause or off, of " +
+				strings.Join(schemas.RuleNames, ", ") + "; e.g. reader=0.1,reader=pause,kl=off", Parse: parseRules,
+		},
 		"batch.step":          {Hint: "of the first batch; each further batch has one more"},
 		"advantage.estimator": {Hint: "one of " + strings.Join(estimator.Names(), ", ")},
 		"advantage.mode":      {Hint: estimatorModes()},
@@ -94,7 +98,7 @@ func (p *promptFlags) addFlags(f *pflag.FlagSet) {
 	}
 	addSection(f, promptSection, p.datasetFlags.addFlags)
 	var deadline pflag.FlagSet
-	p.fields.Part("").Register(&deadline, "deadline") // listed with the flags of groups
+	p.fields.Part("").Register(&deadline, "deadline", "rules") // listed with the flags of groups
 	addSection(f, samplingSection, func(f *pflag.FlagSet) {
 		p.fields.Part("").Register(f, "group_size", "seed", "num_inference_steps")
 		register(f, "", "rollout", "start", "start.data", "stop", "tree", "prune")
@@ -175,6 +179,30 @@ func parseBranches(s string) (any, error) {
 			return nil, fmt.Errorf("%q; must be WIDTH@STEP for each branch point, e.g. 2@2,2@5", s)
 		}
 		list = append(list, map[string]any{"width": n, "step_index": k})
+	}
+	return list, nil
+}
+
+// parseRules reads the value of --rule as the field rules of a prompt. The error shows the form.
+func parseRules(s string) (any, error) {
+	var list []any
+	for part := range strings.SplitSeq(s, ",") {
+		name, value, given := strings.Cut(strings.TrimSpace(part), "=")
+		if !given || name == "" || value == "" {
+			return nil, fmt.Errorf("%q; must be NAME=LIMIT or NAME=ACTION, e.g. reader=0.1,kl=off", s)
+		}
+		i := slices.IndexFunc(list, func(x any) bool { return x.(map[string]any)["name"] == name })
+		if i < 0 {
+			i, list = len(list), append(list, map[string]any{"name": name})
+		}
+		spec, key, said := list[i].(map[string]any), "action", any(value)
+		if limit, err := strconv.ParseFloat(value, 64); err == nil {
+			key, said = "limit", limit
+		}
+		if spec[key] != nil {
+			return nil, fmt.Errorf("%q; must give the %s of %s once", s, key, name)
+		}
+		spec[key] = said
 	}
 	return list, nil
 }

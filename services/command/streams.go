@@ -33,10 +33,7 @@ Exit status: 0 every stream accepts events, 1 one does not.`,
 			if err != nil {
 				return err
 			}
-			faults, err := conn.Faults(c.Context())
-			if err != nil {
-				return err
-			}
+			faults := conn.FaultsOf(stats)
 			out := c.OutOrStdout()
 			if a.json {
 				err = encode(out, stats...)
@@ -144,10 +141,14 @@ func spaceLeft(stats []bus.StreamStats) string {
 	return fmt.Sprintf(says, math.Floor(least), math.Floor(least*float64(samples)/float64(groups)), groups, first)
 }
 
+// faultTick is how often watchFaults looks at the streams. A look takes some 5 ms of a processor, also of a pipeline
+// that has nothing to do.
+const faultTick = 3 * time.Second
+
 // watchFaults tells with printLine which streams refuse events or are nearly full, what to do about it, and when they
 // accept events again, until ctx ends. 'meander up' and 'meander run' run it beside their services.
 func watchFaults(ctx context.Context, b *bus.Bus, printLine func(line string)) {
-	tick := time.NewTicker(time.Second)
+	tick := time.NewTicker(faultTick)
 	defer tick.Stop()
 	told, scarce := map[string]bool{}, map[string]bool{}
 	for {
@@ -156,12 +157,12 @@ func watchFaults(ctx context.Context, b *bus.Bus, printLine func(line string)) {
 			return
 		case <-tick.C:
 		}
-		faults, err := b.Faults(ctx)
+		all, err := b.Sizes(ctx)
 		if err != nil {
 			continue // other code reports a lost server
 		}
 		now := map[string]bool{}
-		for _, f := range faults {
+		for _, f := range b.FaultsOf(all) {
 			if now[f.Name] = true; !told[f.Name] {
 				printLine(boot.Advice(f))
 			}
@@ -172,12 +173,8 @@ func watchFaults(ctx context.Context, b *bus.Bus, printLine func(line string)) {
 			}
 		}
 		told = now
-		all, err := b.Examine(ctx, false)
-		if err != nil {
-			continue
-		}
 		for i := range all {
-			s := &all[i].StreamStats
+			s := &all[i]
 			what, fix := boot.Scarce(s)
 			if what != "" && !scarce[s.Name] {
 				printLine(what + "; " + fix)

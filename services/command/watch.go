@@ -37,6 +37,7 @@ var watched = []watchedKind{
 	{schemas.KindAdvantage, schemas.StreamAdvantages, func() schemas.Event { return &schemas.Advantage{} }},
 	{schemas.KindBatch, schemas.StreamAdvantages, func() schemas.Event { return &schemas.Batch{} }},
 	{schemas.KindUpdate, schemas.StreamUpdates, func() schemas.Event { return &schemas.Update{} }},
+	{schemas.KindAlarm, schemas.StreamUpdates, func() schemas.Event { return &schemas.Alarm{} }},
 	{schemas.KindDead, schemas.StreamDead, func() schemas.Event { return &schemas.Dead{} }},
 }
 
@@ -273,6 +274,8 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		for _, number := range e.Numbers() {
 			line += fmt.Sprintf(", %s %.4g", number.Name, number.Value)
 		}
+	case *schemas.Alarm:
+		line = fmt.Sprintf("rule %s: %s", e.Rule, e.Says) + present.When(e.Paused, "; the run is paused")
 	case *schemas.Dead:
 		line = fmt.Sprintf("%d at %s, %s: %s", m.Seq, e.Service, e.Code, present.FirstLine(e.Reason))
 	}

@@ -58,7 +58,7 @@ func resolveGroup(p *schemas.Prompt, policy *schemas.Policy, o Origin, trained i
 	g := &schemas.Group{
 		Batch: string(p.UID), Deadline: valueOr(p.Deadline, 0), Validation: p.Validation, Metadata: p.Metadata,
 		PromptSeq: o.Seq, Created: o.Created.UnixNano(), GroupPolicy: p.GroupPolicy, Refill: p.Refill,
-		FreeReadSteps: p.FreeReadSteps,
+		Rules: p.Rules, FreeReadSteps: p.FreeReadSteps,
 	}
 	if p.Tree != nil && p.Tree.Leaf == nil {
 		g.Tree = p.Tree

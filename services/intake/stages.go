@@ -107,7 +107,7 @@ func lanePrompt(p *schemas.Prompt, i int) *schemas.Prompt {
 	q := p.Stages[i].AsPrompt()
 	q.UID, q.GroupSize, q.Seed, q.Metadata, q.Batch = p.UID, new(p.Samples()), p.Seed, p.Metadata, p.Batch
 	q.Deadline, q.Validation, q.FreeReadSteps = p.Deadline, p.Validation, p.FreeReadSteps
-	q.GroupPolicy, q.Refill = p.GroupPolicy, p.Refill
+	q.GroupPolicy, q.Rules, q.Refill = p.GroupPolicy, p.Rules, p.Refill
 	if q.Priority == nil {
 		q.Priority = p.Priority
 	}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/counters"
+	"github.com/meander-rl/meander/pkg/rules"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/instrument"
 )
@@ -131,11 +132,16 @@ type metrics struct {
 	groups, bytes, gone prometheus.Counter
 	kept, due, oldest   prometheus.Gauge
 	look                prometheus.Observer
+	alarm               func(*schemas.Alarm)
 }
 
 // newMetrics registers the metrics of the janitor on r.
 func newMetrics(r prometheus.Registerer) *metrics {
 	set := instrument.New(r, "janitor")
+	alarms := set.Counter("alarms_total", "runs that have broken a rule", "rule")
+	for _, rule := range schemas.Rules {
+		alarms.WithLabelValues(rule.Name) // so that the first one is an increase
+	}
 	return &metrics{
 		groups: set.Counter("freed_groups_total", "closed groups that the janitor has freed").WithLabelValues(),
 		bytes:  set.Counter("freed_bytes_total", "bytes that the janitor has freed, about").WithLabelValues(),
@@ -147,12 +153,13 @@ func newMetrics(r prometheus.Registerer) *metrics {
 		oldest: set.Gauge("oldest_due_age",
 			"how many seconds ago the oldest group that is due closed; it grows where the janitor falls behind; 0 "+
 				"where none is").WithLabelValues(),
-		look: set.Seconds("look_seconds", "how long a look of the janitor took").WithLabelValues(),
+		look:  set.Seconds("look_seconds", "how long a look of the janitor took").WithLabelValues(),
+		alarm: func(a *schemas.Alarm) { alarms.WithLabelValues(a.Rule).Inc() },
 	}
 }
 
 // Run makes a pass every cfg.Every until ctx ends; a pipeline runs it beside its services. It also keeps the counts of
-// runs up to date. A failure is logged, and
+// runs up to date, and looks whether runs break rules. A failure is logged, and
 // the next pass tries again. Run returns early, without an error, if this credential may not free anything and there
 // is no rule.
 func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error {
@@ -164,6 +171,10 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	defer tick.Stop()
 	var blobs blobSweeps
 	var steps readSteps
+	watch := rules.New(b, func(a *schemas.Alarm) {
+		m.alarm(a)
+		log.Warn().Str("run", string(a.Run)).Str("rule", a.Rule).Bool("paused", a.Paused).Msg(a.Says)
+	})
 	if cfg.Rules() {
 		blobs.freed = time.Now() // by the process before this one, perhaps
 	}
@@ -175,6 +186,9 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		}
 		if err := counters.Advance(ctx, b); err != nil && ctx.Err() == nil {
 			log.Debug().Err(err).Msg("counts of runs are not up to date; looks read more")
+		}
+		if err := watch.Look(ctx); err != nil && ctx.Err() == nil {
+			log.Debug().Err(err).Msg("not all rules of runs were looked at; tried again")
 		}
 		began := time.Now()
 		r, err := runPass(ctx, cfg, b, false, &blobs, &steps, m)

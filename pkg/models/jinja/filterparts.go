@@ -50,6 +50,11 @@ func (s *state) apply(v any, c *call) any {
 		s.unsupported("the filter %q", c.name)
 	}
 	s.countSteps(0)
+	return s.use(f, v, c)
+}
+
+// use applies a filter or a method to v.
+func (s *state) use(f filter, v any, c *call) any {
 	if f.call != nil {
 		return f.call(s, v, c)
 	}

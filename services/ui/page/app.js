@@ -1,7 +1,8 @@
 // The page: an address after # names what is shown, and one stream of events keeps it fresh.
 import { h, only, fault, tones, words } from "./dom.js";
 import { ask, api, may, setBanner, setLink, stored } from "./server.js";
-import { runsView, runView } from "./runs.js";
+import { runsView } from "./runs.js";
+import { runView } from "./run.js";
 import { groupView, sampleView } from "./samples.js";
 import { compareView } from "./compare.js";
 import { systemView, laneView, deadView, letterView, doctorView } from "./system.js";

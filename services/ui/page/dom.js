@@ -64,6 +64,7 @@ export const words = (text) =>
 // tones tell outcomes apart; the pipeline says which has which (see server.js).
 export const tones = {};
 export const badge = (status, tone) => h("span", { class: "badge " + (tone || tones[status] || "") }, status);
+export const tag = (t) => h("span", { class: "badge" }, t);
 
 // meter shows how much of something there is, and of the rest what is lost: it will not come.
 export const meter = (done, lost, of, label) => {

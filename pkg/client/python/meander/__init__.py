@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from .data import contract
     from .data.batch import Batch, Group, Keep, Ratio, RatioOff, Sample, fresh
     from .client.access import VersionMismatch
-    from .client.client import Client, Judged, connect
+    from .client.client import Client, connect
     from .client.control import Refused
     from .client.cursor import CursorError, NoStreams, Taken
     from .data.events import EventError, Gone, tensor
     from .client.reader import Batches, EmptyBatch, Groups, Health
     from .client.teacher import NoTeacher, TeacherReply, Unscored
     from .client.traces import trace_context, traced
+    from .client.verdicts import Judged
     from .data.staged import StagedBatch, stage, stages
     from .data.text import Text
     from .data.textbatch import TextBatch
@@ -53,7 +54,7 @@ _MODULES = {
     "plugs": ("accelerate", "dataset", "lane", "track", "trl", "verl"), "rewards": (),
 }
 _NAMES = {
-    "client.access": ("VersionMismatch",), "client.client": ("Client", "Judged", "connect"),
+    "client.access": ("VersionMismatch",), "client.client": ("Client", "connect"), "client.verdicts": ("Judged",),
     "client.control": ("Refused",), "client.cursor": ("CursorError", "NoStreams", "Taken"),
     "client.reader": ("Batches", "EmptyBatch", "Groups", "Health"),
     "client.teacher": ("NoTeacher", "TeacherReply", "Unscored"), "client.traces": ("trace_context", "traced"),

@@ -25,7 +25,7 @@ OPTIONAL = PROJECT["optional-dependencies"]
 REQUIRES = {"nats": "nats-py", "PIL": "pillow", "open_clip": "open_clip_torch", "ImageReward": "image-reward"}
 # Modules of an extra of another name: any of these brings what they import.
 EXTRAS = {
-    "client": ["images"], "conditions": ["images"], "batch": ["dataset"], "states": ["dataset"], "lane": ["trl", "verl"],
+    "media": ["images"], "conditions": ["images"], "batch": ["dataset"], "states": ["dataset"], "lane": ["trl", "verl"],
     "certify": ["trl", "verl"],
     "track": ["track", "wandb", "trackio", "dataset"], "rewards": ["rewards", "imagereward", "hpsv3"],
 }  # fmt: skip

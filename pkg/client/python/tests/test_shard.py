@@ -61,7 +61,8 @@ def updated(of, made, behind=0, parts=1, **_):
     """Takes an update, or two, with the batches, and returns what they say."""
     said = []
     for number, groups in enumerate(made):
-        report = of.update(mine(groups), behind, part=number % parts, parts=parts)
+        share = test_train.taught(mine(groups)) if of.loss.taught else mine(groups)
+        report = of.update(share, behind, part=number % parts, parts=parts)
         said.append(
             {
                 k: getattr(report, k)

@@ -199,7 +199,8 @@ def test_distil_images(signs, teach, tmp_path):
     updates = [u for u in told(signs, out.name) if u["step"]]
     teacher = f", teacher signs {updates[0]['weights_before']:.16} on cpu"  # it has the weights that the run began with
     assert len(updates) > 1 and all(teacher in u["code"] for u in updates)
-    replay = [sys.executable, "-m", "meander.train", "--replay", f"{out.name}@2", "--nats", signs, "--model", str(SIGNS)]
+    replay = [sys.executable, "-m", "meander.train", "--replay", f"{out.name}@2", "--nats", signs]
+    replay += ["--model", str(SIGNS)]
     env = ENVIRONMENT | {"PYTHONPATH": str(ROOT / "pkg/client/python"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(replay, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "update 2: holds: made again to the bit" in done.stdout, done.stdout + done.stderr

@@ -100,6 +100,28 @@ export interface AdvantageSpec {
   branch_scope?: "siblings" | "depth" | "leaves" | null;
 }
 
+/** Alarm says that a run breaks a rule. It is stored once for each run and rule. */
+export interface Alarm {
+  /** schema version of the event's type */
+  v: 1;
+  /** name of the run that the event belongs to */
+  run: string;
+  /** rule is the name of the rule. */
+  rule: string;
+  /** of is what breaks it: a reward function, or a trainer with its lane and tenant; absent: the groups. */
+  of?: string | null;
+  /** value is what was found, in the unit of the rule, and beyond limit. */
+  value: number;
+  /** limit is that of the run. */
+  limit: number;
+  /** says says it in a sentence, for people. */
+  says: string;
+  /** paused says that the run was paused for it. */
+  paused?: boolean | null;
+  /** at is when it was found, Unix nanoseconds. */
+  at: Integer;
+}
+
 /** Applied is a sampler's answer to a policy. */
 export interface Applied {
   /** schema version of the event's type */
@@ -470,6 +492,8 @@ export interface Group {
   created: Integer;
   /** group_policy is the prompt's, resolved; absent: the defaults. */
   group_policy?: GroupPolicy | null;
+  /** rules are the prompt's, resolved; absent: the defaults. */
+  rules?: RuleSpec[] | null;
   /** refill names the group that this one stands in for. */
   refill?: Refill | null;
   /** batch_step and batch_epoch are where the trainer was, for the metrics of the batch. */
@@ -1194,6 +1218,8 @@ export interface Prompt {
   free_read_steps?: boolean | null;
   /** group_policy says which groups count, and what becomes of the others. */
   group_policy?: GroupPolicy | null;
+  /** rules change what the run should not do, and what happens then. Those of the newest group count. Default: all rules tell, at their own limits. */
+  rules?: RuleSpec[] | null;
   /** substitutes are other prompts for the fresh groups that group_policy asks for: round k has the k-th. Default: the same prompt again. */
   substitutes?: Substitute[] | null;
   /** refill is set on prompts that the advantage service publishes in place of a group that did not count. */
@@ -1660,6 +1686,16 @@ export interface Routing {
   min_policy_version?: Integer | null;
   /** priority orders waiting requests of a lane inside one sampler, higher first. */
   priority?: number | null;
+}
+
+/** RuleSpec changes a rule for a run. */
+export interface RuleSpec {
+  /** name is the rule's. */
+  name: "reader" | "diversity" | "variance" | "stale" | "ratio" | "clip" | "kl" | "weights";
+  /** limit is what the run should not go beyond, in the rule's unit. Default: the rule's. */
+  limit?: number | null;
+  /** action says what happens then: tell, an alarm is stored and shown; pause, the run is paused, too; or off. */
+  action?: "tell" | "pause" | "off" | null;
 }
 
 /** RunStatus is how a run is doing. */
@@ -2846,6 +2882,8 @@ export interface Events {
   batch: Batch;
   /** one update that a trainer made of a lane's weights */
   update: Update;
+  /** a run breaks a rule */
+  alarm: Alarm;
   /** weights with their version, and what a lane that serves them takes */
   policy: Policy;
   /** a sampler's answer to a policy: applied or refused */
@@ -2884,6 +2922,7 @@ export const subjects = {
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
   batch: (run: Token, batch: Token) => `mdr.v1.batch.${run}.${batch}`,
   update: (run: Token, lane: Token, tenant: Token, trainer: Token, step: Token) => `mdr.v1.update.${run}.${lane}.${tenant}.${trainer}.${step}`,
+  alarm: (run: Token, rule: Token) => `mdr.v1.alarm.${run}.${rule}`,
   policy: (lane: Token, tenant: Token) => `mdr.v1.policy.${lane}.${tenant}`,
   applied: (lane: Token, tenant: Token, instance: Token) => `mdr.v1.applied.${lane}.${tenant}.${instance}`,
   control: (run: Token) => `mdr.v1.control.${run}`,
@@ -2910,6 +2949,7 @@ export const filters = {
   advantage: (run: Token) => `mdr.v1.advantage.${run}.*`,
   batch: (run: Token) => `mdr.v1.batch.${run}.*`,
   update: (run: Token) => `mdr.v1.update.${run}.*.*.*.*`,
+  alarm: (run: Token) => `mdr.v1.alarm.${run}.*`,
   control: (run: Token) => `mdr.v1.control.${run}`,
   parked: (run: Token) => `mdr.v1.parked.${run}.*.*.*.*`,
   dead: (run: Token) => `mdr.v1.dead.*.${run}.*`,
@@ -2930,6 +2970,7 @@ export const streams = {
   advantage: "MDR_ADVANTAGES",
   batch: "MDR_ADVANTAGES",
   update: "MDR_UPDATES",
+  alarm: "MDR_UPDATES",
   control: "MDR_CONTROL",
   parked: "MDR_PARKED",
   dead: "MDR_DEAD",
@@ -2939,6 +2980,7 @@ export const streams = {
 export const structs: Record<string, Record<string, string>> = {
   Advantage: {"adv_clip_max":"number?","batch":"str","batch_samples":"int?","branch_scope":"str?","branches":"[BranchGroup]?","closed":"int","credits":"[Credit]?","epsilon":"number","error":"str?","estimator":"str","free_read_steps":"bool?","gamma":"number?","group_size":"int","mean":"number?","members":"[Member]","metadata":"map?","mode":"str?","opened":"int","policy_version_max":"int","policy_version_min":"int","refill":"Refill?","refilled_by":"str?","run":"str","scale":"str","schedule_digest":"str","singleton":"str?","source_run":"str?","status":"str","std":"number?","std_basis":"str","trained_steps":"int","uid":"str","v":"int","validation":"bool?"},
   AdvantageSpec: {"adv_clip_max":"number?","branch_scope":"str?","epsilon":"number?","estimator":"str?","gamma":"number?","mode":"str?","singleton":"str?","std":"str?","std_basis":"str?"},
+  Alarm: {"at":"int","limit":"number","of":"str?","paused":"bool?","rule":"str","run":"str","says":"str","v":"int","value":"number"},
   Applied: {"at":"int","backend":"str","canary":"Canary?","error":"str?","instance":"str","lane":"str","load_ns":"int","policy_version":"int","serving":"int","state":"str","tenant":"str","v":"int","weights_digest":"str"},
   Batch: {"batch":"str","closed":"int","dropped":"[str]?","epoch":"int?","expected":"int?","groups":"int","mean":"number?","metrics":"[Metric]","refills":"int?","run":"str","samples":"int","status":"str?","std":"number?","std_basis":"str","step":"int?","uids":"[str]","v":"int"},
   BatchSpec: {"epoch":"int?","groups":"int","id":"str","step":"int?"},
@@ -2960,7 +3002,7 @@ export const structs: Record<string, Record<string, string>> = {
   Drawn: {"engine":"Engine","resumed":"int?","unscored":"int?","weights":"[WeightSpan]?"},
   Engine: {"filters":"str?","name":"str","precision":"str?","values":"str","verify":"str?","version":"str"},
   Evaluation: {"at":"int","places":"int","samples":"int","took_ns":"int"},
-  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","credit":"[CreditShare]?","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","rounds":"int?","source_run":"str?","stages":"[GroupStage]?","tree":"Tree?","validation":"bool"},
+  Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","credit":"[CreditShare]?","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","rounds":"int?","rules":"[RuleSpec]?","source_run":"str?","stages":"[GroupStage]?","tree":"Tree?","validation":"bool"},
   GroupPolicy: {"failed":"str?","max_policy_lag":"int?","max_policy_span":"int?","mixed_schedules":"bool?","refill_rounds":"int?","zero_std":"str?"},
   GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","seed":"int?","stages":"[Request]?","step_bytes":"int?","uid":"str","v":"int"},
   GroupStage: {"credit":"[CreditShare]?","every":"int","frozen":"bool?","judged_by":"[str]?","kind":"str","lane":"str","name":"str","tree":"Tree?"},
@@ -2991,7 +3033,7 @@ export const structs: Record<string, Record<string, string>> = {
   Preference: {"a":"int","b":"int","p":"number"},
   Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
-  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
+  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","rules":"[RuleSpec]?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   RatedMember: {"detail":"str?","error":"str?","sample_index":"int","trajectory_seq":"int","value":"number?"},
@@ -3011,6 +3053,7 @@ export const structs: Record<string, Record<string, string>> = {
   Rollout: {"checkpoint_every":"int?","debug":"[str]","latents_dtype":"str?","log_prob_kind":"str?","noise_level":"number?","return_conditioning":"bool?","return_step_indices":"[int]","sde_step_indices":"[int]","sde_type":"str?","sde_window":"SDEWindow?","solver":"str?"},
   Room: {"disk":"bool?","enough":"int?","held":"int","need":"int?","since":"int?","turn":"int?","waiting":"int?","wants":"int?"},
   Routing: {"base_digest":"str?","min_policy_version":"int?","model":"str?","priority":"int?"},
+  RuleSpec: {"action":"str?","limit":"number?","name":"str"},
   RunStatus: {"by":"str?","cancelled":"int","closed":"int","failed":"int?","groups":"int","lost":"int?","open_batches":"int","outcomes":"[OutcomeCount]?","parked":"int","reason":"str?","refused":"int?","rewards":"int","since":"int?","state":"str","trajectories":"int","waiting":"int","waits_for":"str?"},
   SDEWindow: {"iteration":"int?","iters_per_group":"int?","range":"[int]","seed":"int?","size":"int","strategy":"str?"},
   SampleTimings: {"decode_ns":"int","denoise_ns":"int","encode_ns":"int","finished":"int","received":"int","started":"int"},

@@ -41,11 +41,7 @@ func fieldOf(t *testing.T, m *synthetic.Model, prompt string) (flowtest.Velocity
 
 func oneField(t *testing.T, cfg synthetic.Config, prompt string) (flowtest.Velocity, *synthetic.Mixture) {
 	t.Helper()
-	m, err := synthetic.NewWith(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fieldOf(t, m, prompt)
+	return fieldOf(t, synthetic.NewWith(cfg), prompt)
 }
 
 // even is the grid 1, 1-1/T, .., 0.

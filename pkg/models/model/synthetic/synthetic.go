@@ -45,25 +45,6 @@ func DefaultConfig() Config {
 	return Config{Components: 4, MinStd: 0.12, MaxStd: 0.24, Contrast: 1}
 }
 
-// Validate joins all faults; each names its field.
-func (c Config) Validate() error {
-	var faults []error
-	if c.Components < 1 || c.Components > 64 {
-		faults = append(faults, fmt.Errorf("components: %d; must be 1 to 64", c.Components))
-	}
-	if !(c.MinStd > 0) || !(c.MaxStd >= c.MinStd) || math.IsInf(c.MaxStd, 1) {
-		faults = append(faults, fmt.Errorf("min_std, max_std: %v, %v; must be finite and 0 < min_std <= max_std",
-			c.MinStd, c.MaxStd))
-	}
-	if !(c.Contrast >= 0) || math.IsInf(c.Contrast, 1) {
-		faults = append(faults, fmt.Errorf("contrast: %v; must be a finite number of at least 0", c.Contrast))
-	}
-	if names[c.Prediction] == "" {
-		faults = append(faults, fmt.Errorf("prediction: %q; must be empty, epsilon or v_prediction", c.Prediction))
-	}
-	return errors.Join(faults...)
-}
-
 // varianceConfig has the betas of Ho et al. 2020.
 const varianceConfig = `{
   "_class_name": "DDPMScheduler",
@@ -125,10 +106,10 @@ func family(prediction string) model.Family {
 			if o.Adapter != "" {
 				return nil, fmt.Errorf("adapter: %q; the %s model takes none", o.Adapter, name)
 			}
-			return newModel(cfg), nil
+			return NewWith(cfg), nil
 		},
 		Inspect: func(string) (*model.Info, error) {
-			card := newModel(cfg).Card()
+			card := NewWith(cfg).Card()
 			card.WeightsDigest, card.Backend = "", ""
 			return &model.Info{Card: card}, nil
 		},
@@ -136,20 +117,10 @@ func family(prediction string) model.Family {
 }
 
 // New returns the synthetic model with its default mixtures.
-func New() *Model {
-	return newModel(DefaultConfig())
-}
+func New() *Model { return NewWith(DefaultConfig()) }
 
-// NewWith returns a synthetic model with mixtures of another shape.
-func NewWith(cfg Config) (*Model, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, fmt.Errorf("synthetic model: %w", err)
-	}
-	return newModel(cfg), nil
-}
-
-// newModel returns the model of a valid config. Its digest covers the config and revision.
-func newModel(cfg Config) *Model {
+// NewWith returns a synthetic model with mixtures of another shape. Its digest covers the config and revision.
+func NewWith(cfg Config) *Model {
 	formula := fmt.Appendf(nil, "synthetic revision=%d components=%d min_std=%x max_std=%x contrast=%x",
 		revision, cfg.Components, cfg.MinStd, cfg.MaxStd, cfg.Contrast)
 	config := schedulerConfig

@@ -42,35 +42,9 @@ func TestModel_Card(t *testing.T) {
 	if err := json.Unmarshal(m.Card().SchedulerConfig, &config); err != nil {
 		t.Errorf("a caller's change reached the model: %v", err)
 	}
-	other := newModel(t, synthetic.Config{Components: 1, MinStd: 0.5, MaxStd: 0.5})
+	other := synthetic.NewWith(synthetic.Config{Components: 1, MinStd: 0.5, MaxStd: 0.5})
 	if other.Card().WeightsDigest == card.WeightsDigest {
 		t.Error("another configuration has the same weights digest")
-	}
-}
-
-func TestNewWith_Refuses(t *testing.T) {
-	tests := []struct {
-		name   string
-		change func(*synthetic.Config)
-		fault  string
-	}{
-		{"no components", func(c *synthetic.Config) { c.Components = 0 }, "components: 0"},
-		{"many components", func(c *synthetic.Config) { c.Components = 65 }, "components: 65"},
-		{"zero std", func(c *synthetic.Config) { c.MinStd = 0 }, "min_std"},
-		{"NaN std", func(c *synthetic.Config) { c.MaxStd = math.NaN() }, "max_std"},
-		{"infinite std", func(c *synthetic.Config) { c.MaxStd = math.Inf(1) }, "max_std"},
-		{"crossed stds", func(c *synthetic.Config) { c.MinStd = 1 }, "min_std"},
-		{"negative contrast", func(c *synthetic.Config) { c.Contrast = -1 }, "contrast: -1"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			cfg := synthetic.DefaultConfig()
-			tt.change(&cfg)
-			_, err := synthetic.NewWith(cfg)
-			if err == nil || !strings.Contains(err.Error(), tt.fault) {
-				t.Errorf("error %v, want one about %q", err, tt.fault)
-			}
-		})
 	}
 }
 
@@ -128,7 +102,7 @@ func naiveVelocity(mix *synthetic.Mixture, x []float32, sigma float64) []float64
 // v = x*(sigma - (1-sigma)*s^2)/((1-sigma)^2*s^2 + sigma^2).
 func TestModel_VelocityOfGaussian(t *testing.T) {
 	const s = 0.5
-	m := newModel(t, synthetic.Config{Components: 1, MinStd: s, MaxStd: s, Contrast: 0})
+	m := synthetic.NewWith(synthetic.Config{Components: 1, MinStd: s, MaxStd: s, Contrast: 0})
 	x := normals(rand.New(rand.NewPCG(3, 4)), 4*64)
 	for _, sigma := range []float32{0, 0.2, 0.6, 1} {
 		got := velocity(t, m, x, sigma, "any", 32, 32)
@@ -297,15 +271,6 @@ func TestModel_Concurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-func newModel(t testing.TB, cfg synthetic.Config) *synthetic.Model {
-	t.Helper()
-	m, err := synthetic.NewWith(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
 }
 
 func mixture(t testing.TB, m *synthetic.Model, prompt string, height, width int) *synthetic.Mixture {

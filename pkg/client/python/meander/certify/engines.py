@@ -43,7 +43,6 @@ class Adapter:
         self.where, self.model, self.adapters = where, model, [str(pathlib.Path(a).resolve()) for a in adapters]
         self.says = {**type(self).says, "weights": len(self.adapters)}
         self.lacks: tuple[str, ...] = () if self.adapters else ("update",)
-
         self.stack = contextlib.ExitStack()
 
     def __enter__(self) -> Adapter:
@@ -69,6 +68,10 @@ class Adapter:
         out = made(self.model, c["r"], c["lora_alpha"], tuple(c["target_modules"]))
         out.load(load_file(folder / "adapter_model.safetensors"))
         return out
+
+    def update(self, weights: int) -> None:
+        """Serves one of the adapters, or the weights at the start."""
+        raise NotImplementedError
 
     def template(self, prompt: str) -> list[int]:
         """The ids of a prompt in the template of the model's folder."""
@@ -194,14 +197,13 @@ class Lane(Adapter):
         return out
 
     def update(self, weights: int) -> None:
-        """Serves one of the adapters, or the weights at the start."""
         pushed = self.sync.push_policy(self.client, self.adapters[weights - 1] if weights else None, self.lane)
         self.sync.taken(self.client, pushed)
         self.version = pushed["policy_version"]
 
-    def _meanwhile(self, call: Callable[[], Row], do: Callable[[str], Any]) -> Row:
+    def _meanwhile(self, call: Callable[[], Row], *do: Callable[[str], Any]) -> Row:
         """Calls, with something done to its run once it is published."""
-        self.then = do
+        self.then = lambda run: [done(run) for done in do]
         try:
             return call()
         finally:
@@ -209,11 +211,7 @@ class Lane(Adapter):
 
     def pause(self, call: Callable[[], Row]) -> Row:
         """Pauses a run and lets it go on."""
-        def paused(run: str) -> None:
-            self.client.obeyed(self.client.pause(run))
-            self.client.resume(run)
-
-        return self._meanwhile(call, paused)
+        return self._meanwhile(call, lambda run: self.client.obeyed(self.client.pause(run)), self.client.resume)
 
     def abort(self, call: Callable[[], Row]) -> Row:
         """Cancels a run."""
@@ -221,11 +219,7 @@ class Lane(Adapter):
 
     def restart(self, call: Callable[[], Row]) -> Row:
         """Kills the pipeline in a run and starts it again."""
-        def killed(run: str) -> None:
-            self._stop(self.process)
-            self._start()
-
-        return self._meanwhile(call, killed)
+        return self._meanwhile(call, lambda run: self._stop(self.process), lambda run: self._start())
 
 
 class Pipeline(Adapter):
@@ -247,7 +241,6 @@ class Pipeline(Adapter):
         self.pipe.set_progress_bar_config(disable=True)
 
     def images(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Row]:
-        """Draws images."""
         import torch
 
         from ..torch.canonical import Grid
@@ -278,7 +271,6 @@ class Pipeline(Adapter):
         } for k in range(len(seeds))]  # fmt: skip
 
     def update(self, weights: int) -> None:
-        """Serves one of the adapters, or the weights at the start."""
         self.pipe.transformer.unload_lora()
         if weights:  # with another prefix diffusers takes none of PEFT's names, and goes on
             file = pathlib.Path(self.adapters[weights - 1], "adapter_model.safetensors")
@@ -292,7 +284,6 @@ class OpenAI(Adapter):
     says = {"reduce": "each"}
 
     def texts(self, prompts: Sequence[str], seeds: Sequence[int], temperature: float, top_k: int) -> list[Row]:
-        """Draws texts."""
         return list(pool(self._text, prompts, seeds, [temperature] * len(seeds), [top_k] * len(seeds)))
 
     def _text(self, prompt: str, seed: int, temperature: float, top_k: int) -> Row:
@@ -309,7 +300,6 @@ class OpenAI(Adapter):
         return f"certify-{weights}" if weights else next(m["id"] for m in found if not m.get("parent"))
 
     def update(self, weights: int) -> None:
-        """Serves one of the adapters, or the weights at the start."""
         if weights:
             of = {"lora_name": f"certify-{weights}", "lora_path": self.adapters[weights - 1], "load_inplace": True}
             _post(f"{self.where}/load_lora_adapter", of)
@@ -326,7 +316,6 @@ class SGLangDiffusion(Adapter):
     says = {"transition": "sde", "noise_level": 0.7, "log_prob_kind": "density", "reduce": "mean"}
 
     def images(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[Row]:
-        """Draws images."""
         return list(pool(self._image, prompts, seeds))
 
     def _image(self, prompt: str, seed: int) -> Row:
@@ -345,7 +334,6 @@ class SGLangDiffusion(Adapter):
         return out | {"timesteps": out["timesteps"][: len(out["sigmas"]) - 1]}
 
     def update(self, weights: int) -> None:
-        """Serves one of the adapters, or the weights at the start."""
         _post(f"{self.where}/v1/unmerge_lora_weights", {"target": "all"})
         if weights:
             lora = {"lora_nickname": f"certify-{weights}", "lora_path": self.adapters[weights - 1]}

@@ -80,20 +80,21 @@ class Set:
         return self.title in _ANCHORED
 
     def gradient_of(self, inputs: Values, by: str, change: Callable[[Values, Values], Values]) -> Floats:
-        """The gradient of the changed formula by an input, by differences of the fourth order: some 1e-8 of it.
+        """The gradient of the changed formula by an input; change gets the moved inputs and those without one."""
+        fixed = change(inputs, inputs)
+        return gradient(lambda x: self.formula_of(change(inputs | {by: x}, inputs), fixed), inputs[by])
 
-        change gets the moved inputs and the ones that have no gradient.
-        """
-        base, x = inputs, np.array(inputs[by], np.float64)
-        fixed, out, h = change(base, base), np.zeros(x.shape), 2e-6
-        for i in np.ndindex(x.shape):
-            total = 0.0
-            for by_steps, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
-                moved = x.copy()
-                moved[i] += by_steps * h
-                total += weight * float(self.formula_of(change(base | {by: moved}, base), fixed))
-            out[i] = total / (12 * h)
-        return out
+
+def gradient(of: Callable[[Floats], Any], at: Floats) -> Floats:
+    """The gradient of a function, by differences of the fourth order: some 1e-8 of it."""
+    x = np.array(at, np.float64)
+    out, h = np.zeros(x.shape), 2e-6
+    for i in np.ndindex(x.shape):
+        for by, weight in ((-2, 1), (-1, -8), (1, 8), (2, -1)):
+            moved = x.copy()
+            moved[i] += by * h
+            out[i] += weight * float(of(moved)) / (12 * h)
+    return out
 
 
 def load(folder: pathlib.Path = FOLDER) -> dict[str, Set]:
@@ -258,7 +259,9 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "losses/ppo": _ppo, "losses/grpo_guard": _ppo,
     "losses/flow_dppo": _dppo, "losses/gspo": _gspo, "losses/dpo": _dpo, "losses/diffusion_nft": _nft,
     "losses/grpo_tokens": _grpo_tokens,
-    "losses/diffusion_opd": lambda mean, teacher_mean, noise_std: np.mean((mean - teacher_mean) ** 2) / (2 * noise_std**2),
+    "losses/diffusion_opd": lambda mean, teacher_mean, noise_std: (
+        np.mean((mean - teacher_mean) ** 2) / (2 * noise_std**2)
+    ),
     **{f"transitions/{t}": _log_prob(t) for t, is_ in TRANSITIONS.items() if is_.get("stochastic")},
     "transitions/ode": lambda x, v, sigmas, step: x + (sigmas[step + 1] - sigmas[step]) * v,
     "schedules/static": _static, "schedules/dynamic": _dynamic,

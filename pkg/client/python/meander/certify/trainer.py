@@ -8,6 +8,7 @@ schedules, guidance and noise.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -18,7 +19,7 @@ import numpy as np
 
 from . import fit
 from .report import Finding
-from .suite import Floats, Set, Values
+from .suite import Floats, Set, Values, gradient
 
 _DIFFERENCES = 1e-6
 """What gradients by differences are off by at most, of those that the vectors do not have."""
@@ -148,18 +149,11 @@ class _Called:
         return np.asarray(found.mean() if self._is_many(found.size) else found)
 
     def _differences(self, inputs: Values, by: Sequence[str]) -> dict[str, Floats]:
-        out = {}
-        for n in by:
-            self.notes.add("gradients by differences")
-            out[n], h = np.zeros(inputs[n].shape), 1e-6
-            for i in np.ndindex(inputs[n].shape):
-                ends = []
-                for sign in (1, -1):
-                    moved = inputs[n].copy()
-                    moved[i] += sign * h
-                    ends.append(float(self._value(self.function(**{k: (inputs | {n: moved})[k] for k in self.taken}))))
-                out[n][i] = (ends[0] - ends[1]) / (2 * h)
-        return out
+        def value(n: str, x: Floats) -> Floats:
+            return self._value(self.function(**{k: (inputs | {n: x})[k] for k in self.taken}))
+
+        self.notes |= {"gradients by differences"} if by else set()
+        return {n: gradient(functools.partial(value, n), inputs[n]) for n in by}
 
 
 def _judged(call: _Called, s: Set, given: Values, dtype: str, name: str, pairs: bool) -> list[Finding]:

@@ -134,7 +134,7 @@ class ClearText(Exception):
 
 
 _SMALL = 64 << 10  # bytes of a message that waits for its end as it is; larger ones would be copied too often
-_BULK = re.compile(rb"HMSG \S+ (\d+) (\d+) (\d+)\r\n")
+_BULK = re.compile(rb"HMSG \S+ (\d{1,9}) (\d{1,9}) (\d{1,9})\r\n")
 
 
 class _Parser(Parser):

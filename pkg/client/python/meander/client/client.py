@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import logging
-import math
 import os
 import secrets
 import time
@@ -18,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 import nats
-import numpy as np
 import numpy.typing as npt
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
-from nats.js.errors import APIError, NoStreamResponseError, NotFoundError
+from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from . import access, conditions as files, traces
 from .bulk import Stored, last_of_each
@@ -32,16 +30,18 @@ from .control import Controls, Refused
 from .cursor import PatientJetStream
 from .discovery import discoverable
 from ..data.events import (
-    ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TENANT, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone,
-    by_name, checked, decode, fault, fitting, medium, name_of, tensor,
+    ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone,
+    by_name, checked, decode, fault, fitting, name_of, tensor,
 )
 from ..data.fields import PromptFields, RewardSpec
+from .media import Files
 from .reader import COUNTED, Batches, Groups, LogProbs
 from ..data import staged
 from .tasks import means_away, maybe_awaited, together
 from .teacher import Teachers
 from .updates import Updates
 from ..data.text import NUMBERS, Text, add_events, answer_logits, text_of
+from .verdicts import Verdicts
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,16 +50,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("meander")
 
-_REFUSED = 10077  # the server's error for a subject that is taken, and for a full stream
 _GETS, _BULK = 32, 2  # requests at once for a stored message, and for many
 _FILTERS = 256  # subjects of one request
 _PORTION = 32 << 20  # bytes of states that are asked for at once, about
 _CHUNK_WAIT = 5.0  # seconds without a part of a blob after which it is asked whether there are any
 _HELD_BLOBS = 64  # tensors of texts that are kept for the next samples
-
-
-class Judged(ValueError):
-    """The sample already has another verdict of that name. The first verdict counts."""
 
 
 @contextlib.asynccontextmanager
@@ -123,7 +118,7 @@ async def connect(
             await nc.drain()
 
 
-class Client(Controls, Teachers, Updates):
+class Client(Controls, Files, Teachers, Updates, Verdicts):
     """Publishes prompts, verdicts, controls and updates, reads the results, and asks teachers.
 
     nc is the connection, js its JetStream, and mark what the names of its durable consumers begin with; cache has
@@ -578,48 +573,6 @@ class Client(Controls, Teachers, Updates):
             with contextlib.suppress(Exception):
                 await sub.unsubscribe()
 
-    async def medium(self, trajectory: AnyEvent, kind: str = "image") -> bytes:
-        """Returns a file of a sample by its kind: its image, a PNG; its video, an animated PNG whose middle
-        frame is the image; its audio, a WAV (see pixels, frames, sound)."""
-        if stored := medium(trajectory, kind):
-            return stored["data"] if stored.get("data") else await self.blob(stored["ref"])
-        has = ", ".join(m["kind"] for m in trajectory.get("media") or ())
-        why = f"it has {has}" if has else f"it {trajectory['stop_reason']}"
-        raise EventError(f"sample {trajectory['sample_index']} has no {kind}: {why}")
-
-    async def conditions(self, trajectory: AnyEvent) -> list[tuple[str, npt.NDArray[np.uint8]]]:
-        """Returns what a sample was conditioned on: names and pixels, [height, width, 3] uint8, of a video those of
-        its first frame. Of several of one name the second is NAME.1. Needs Pillow: meander-rl[images]."""
-        out: list[tuple[str, npt.NDArray[np.uint8]]] = []
-        seen: dict[str, int] = {}
-        for c in trajectory.get("conditions") or ():
-            n = seen[c["name"]] = seen.get(c["name"], -1) + 1
-            with _opened(await self.blob(c["ref"])) as file:
-                out.append((f"{c['name']}.{n}" if n else c["name"], np.asarray(file.convert("RGB"))))
-        return out
-
-    async def pixels(self, trajectory: AnyEvent) -> npt.NDArray[np.uint8]:
-        """Returns the image of a sample, [height, width, 3] uint8, checked against its digest; of a video the frame in
-        the middle. Needs Pillow: meander-rl[images]."""
-        return _decoded(await self.medium(trajectory), trajectory, medium(trajectory, "image") or {})[0]
-
-    async def frames(self, trajectory: AnyEvent) -> npt.NDArray[np.uint8]:
-        """Returns all frames of a sample, [frames, height, width, 3] uint8, checked against their digest; an image has
-        one. Needs Pillow: meander-rl[images]."""
-        if video := medium(trajectory, "video"):
-            return _decoded(await self.medium(trajectory, "video"), trajectory, video)
-        return (await self.pixels(trajectory))[None]
-
-    async def sound(self, trajectory: AnyEvent) -> tuple[npt.NDArray[np.float32], int]:
-        """Returns the sound of a sample, [samples, channels] float32, checked against its digest, and its rate in
-        Hz."""
-        file, stored = await self.medium(trajectory, "audio"), medium(trajectory, "audio") or {}
-        size = 4 * stored["samples"] * stored["channels"]
-        if hashlib.sha256(file[-size:]).hexdigest() != stored["digest"]:
-            what = f"the audio of {trajectory['uid']} #{trajectory['sample_index']}"
-            raise EventError(f"{what} has other samples than its digest says")
-        return np.frombuffer(file[-size:], "<f4").reshape(stored["samples"], stored["channels"]), stored["rate"]
-
     async def interact(
         self, name: str, answer: Callable[[Any], dict[str, Any]], ready: Callable[[], object] = lambda: None, *,
         logits: bool = True
@@ -698,67 +651,6 @@ class Client(Controls, Teachers, Updates):
                 await self.load(t, subject)
         return event
 
-    async def verdict(
-        self, run: str, uid: str, sample_index: int, value: float | None, name: str = "external", error: str = "",
-        comment: str = "", author: str = "", timeout: float = 10
-    ) -> None:
-        """Gives a reward from outside: of the reward function external (name external) or external:NAME (name NAME).
-
-        Without a value, error says why there is none. A malformed verdict raises ValueError. The first verdict of a
-        sample and name counts: another raises Judged, the same once more is no error. One that is stored and malformed
-        does not count; the reward service takes it away, which is waited for up to timeout seconds.
-        """
-        event = {
-            "v": 1, "run": run, "uid": uid, "sample_index": sample_index, "name": name, "value": value,
-            "at": time.time_ns()
-        }
-        for key, text in (("error", error), ("comment", comment), ("author", author)):
-            if text:
-                event[key] = text
-        if value is not None:
-            event["value"] = float(value)
-        if fault := verdict_fault(event):
-            raise ValueError(fault)
-        subject = f"{PREFIX}verdict.{run}.{uid}.{sample_index}.{name}"
-        late = time.monotonic() + timeout
-        while True:
-            try:
-                # Without a message id: the subject keeps one verdict, and says so by an error.
-                await self.js.publish(
-                    subject, msgpack.packb(event),
-                    headers={"Mdr-Type": "verdict/1", "Content-Type": "application/msgpack"}
-                )
-                return
-            except APIError as e:
-                if e.err_code != _REFUSED:
-                    raise
-                first = await self._verdict(subject, e)
-            if first is not None:
-                if (first.get("value"), first.get("error", "")) == (event["value"], error):
-                    return
-                raise Judged(
-                    f"the sample has a verdict already: "
-                    f"{first.get('error') if first.get('value') is None else first['value']}"
-                )
-            if time.monotonic() > late:
-                raise TimeoutError(f"{subject} holds a malformed verdict, and no reward service takes it away")
-            await asyncio.sleep(0.05)
-
-    async def _verdict(self, subject: str, refusal: APIError) -> dict[str, Any] | None:
-        """Returns the verdict on a subject; None if it is malformed, or gone."""
-        try:
-            m = await self.js.get_last_msg("MDR_VERDICTS", subject)
-        except NotFoundError:
-            if "per subject" in (refusal.description or ""):
-                return None
-            raise refusal from None  # the stream is full
-        try:
-            first = decode(m.data or b"")
-        except EventError:
-            return None
-        named = [str(first.get(field)) for field in ("run", "uid", "sample_index", "name")]
-        return None if verdict_fault(first) or subject != f"{PREFIX}verdict." + ".".join(named) else first
-
 
 def _portions(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
     """Samples in parts whose stored states have about _PORTION bytes."""
@@ -789,32 +681,6 @@ def _check_place(m: Stored, stream: str, subject: str) -> None:
         raise EventError(f"{subject}: sequence {m.seq} of {stream} holds {m.subject}")
 
 
-def _opened(data: bytes) -> Any:
-    """A PNG file as an image of Pillow, of which no pixel is decoded yet."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ImportError("to decode images, install Pillow: pip install 'meander-rl[images]'") from None
-    return Image.open(io.BytesIO(data), formats=["PNG"])
-
-
-def _decoded(data: bytes, trajectory: AnyEvent, stored: AnyEvent) -> npt.NDArray[np.uint8]:
-    """The frames in a PNG file, [frames, height, width, 3] uint8. EventError: the event says others."""
-    count = stored.get("frames") or 1
-    what = f"the {stored['kind']} of {trajectory['uid']} #{trajectory['sample_index']}"
-    with _opened(data) as file:
-        got = (getattr(file, "n_frames", 1), *file.size)
-        if got != (count, stored["width"], stored["height"]):  # before a pixel is decoded
-            raise EventError(f"{what} has {got[0]} frames of {got[1]}x{got[2]} pixels, not those that the event says")
-        out = np.empty((count, stored["height"], stored["width"], 3), np.uint8)
-        for i in range(count):
-            file.seek(i)
-            out[i] = np.asarray(file.convert("RGB"))
-    if hashlib.sha256(out.tobytes()).hexdigest() != stored["digest"]:
-        raise EventError(f"{what} has other pixels than its digest says")
-    return out
-
-
 def _blob_entry(data: bytes, what: str) -> dict[str, Any]:
     """The entry of an object of the blob bucket. EventError: it is none."""
     try:
@@ -822,26 +688,3 @@ def _blob_entry(data: bytes, what: str) -> dict[str, Any]:
         return {"nuid": str(entry["nuid"]), "size": int(entry.get("size", 0)), "deleted": bool(entry.get("deleted"))}
     except (ValueError, TypeError, AttributeError, KeyError):
         raise EventError(f"{what}: its entry is no entry of an object") from None
-
-
-def verdict_fault(event: dict[str, Any]) -> str:
-    """Says what is wrong with a verdict, by the rules of its schema; empty if nothing is."""
-    for field in ("run", "uid", "name"):
-        try:
-            name_of(field, event.get(field))
-        except ValueError as fault:
-            return str(fault)
-    index, value, error = event.get("sample_index"), event.get("value"), event.get("error", "")
-    if type(index) is not int or not 0 <= index < 1024:
-        return f"sample_index: {index!r}; must be between 0 and 1023"
-    if value is None and not error:
-        return "error: ''; must say why there is no value"
-    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        return f"value: {value!r}; must be a finite number"
-    if value is not None and error:
-        return f"error: {error!r}; must be empty when there is a value"
-    for field, most in (("error", 4096), ("comment", 4096), ("author", 256)):
-        text = event.get(field, "")
-        if not isinstance(text, str) or len(text.encode()) > most:
-            return f"{field}: must be at most {most} bytes of UTF-8"
-    return ""

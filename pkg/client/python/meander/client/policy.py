@@ -257,7 +257,8 @@ def _from_tensors(tensors: Any, table: _Table) -> _Files:
         del t
         if size >= _FILE_BYTES:
             if (count := count + 1) == _MOST_FILES:
-                raise PolicyRefused(f"weights: more than {_MOST_FILES} files of {_FILE_BYTES} bytes; push files instead")
+                most = f"{_MOST_FILES} files of {_FILE_BYTES} bytes"
+                raise PolicyRefused(f"weights: more than {most}; push files instead")
             yield partial(_pieces, held)
             held.clear()  # the file is written
             size = 0

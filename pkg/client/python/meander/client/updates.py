@@ -33,7 +33,8 @@ class Updates:
     async def update(
         self, /, run: str, lane: str, step: int, *, trainer: str = "main", batches: Sequence[str] = (),
         batch_digest: str = "", policy_version: int = 0, weights_digest: str = "",
-        evaluation: Mapping[str, float] | None = None, ledger: Mapping[str, Any] | None = None, **numbers: Unpack[UpdateNumbers],
+        evaluation: Mapping[str, float] | None = None, ledger: Mapping[str, Any] | None = None,
+        **numbers: Unpack[UpdateNumbers],
     ) -> bool:
         """Tells an update of a lane's weights (update/1) to those who look on, and returns whether it is new: the first
         of a trainer's step counts, so a trainer that restarts tells its updates again without harm.

@@ -307,7 +307,8 @@ class Batch(Mapping[str, Any]):
     def micro(self, n: int = 0, rows: Sequence[int] | None = None, *, ahead: int = 1, pin: bool = False) -> Micro:
         """Iterates over batches of n samples each, or of one group each where n is 0: `async for`, or `for` with a
         client of meander.sync. Where the batch was read with whole=False, steps are fetched then, so that no more
-        states are held than those of the micro-batch in use and of those `ahead` of it.
+        states are held than those of the micro-batch in use and of those `ahead` of it; those with less than 1 MiB of
+        states are read together, until they have as much.
 
         rows are those of this batch to take, in this order; all of them unless given. A micro-batch has its rows
         sorted, and says in its `rows` which they are. pin: its states are in pinned memory, which a GPU copies from
@@ -356,8 +357,8 @@ class Batch(Mapping[str, Any]):
                     continue
                 place = str(s.member.get("stage") or c["stage"]), s.member["sample_index"]
                 steps = {(x["stage"], x["sample_index"]): x["advantages"] for x in c.get("steps") or ()}
-                value = c["values"][place[1] // (c.get("every") or 1)]
-                out[i, : 1 if self.clean else int(self.mask[i].sum())] = steps.get(place) or (0.0 if value is None else value)
+                value = c["values"][place[1] // (c.get("every") or 1)] or 0.0
+                out[i, : 1 if self.clean else int(self.mask[i].sum())] = steps.get(place) or value
         return out
 
     def track(self, name: str) -> dict[str, Array]:
@@ -408,10 +409,10 @@ class Batch(Mapping[str, Any]):
             )
 
     def digest(self) -> str:
-        """Returns a SHA-256 over the content: samples with their settings, weights, log-probs, tokens and media, rewards
-        and advantages, and the statuses of the other samples. Equal batches have equal digests, even if the same weights
-        have another version: times, names of processes and policy_version are left out. The lines are those of
-        schemas.BatchDigest."""
+        """Returns a SHA-256 over the content: samples with their settings, weights, log-probs, tokens and media,
+        rewards and advantages, and the statuses of the other samples. Equal batches have equal digests, even if the
+        same weights have another version: times, names of processes and policy_version are left out. The lines are
+        those of schemas.BatchDigest."""
         h = hashlib.sha256(b"meander batch 4\n")
         for g in self.groups:
             h.update(f"{g.uid} {g.advantage['estimator']}\n".encode())
@@ -532,7 +533,8 @@ class Batch(Mapping[str, Any]):
                     f"must be of one size"
                 )
             if _tracks(s) != _tracks(rows[0][1]):
-                raise ValueError(f"{g.uid}: tracks {_tracks(s)}; must be those of the other groups, {_tracks(rows[0][1])}")
+                has = _tracks(rows[0][1])
+                raise ValueError(f"{g.uid}: tracks {_tracks(s)}; must be those of the other groups, {has}")
         out: dict[str, Array]
         if self.clean:
             if others := [g.uid for g, s, _ in rows if not s.clean]:
@@ -610,7 +612,8 @@ def _place(tracks: Sequence[AnyEvent], name: str) -> tuple[int, tuple[int, ...]]
         if t["name"] == name:
             return begin, tuple(t["shape"])
         begin += t["elements"]
-    raise KeyError(f"track {name!r}; must be one of {', '.join(t['name'] for t in tracks) or 'none: a state has one part'}")
+    names = ", ".join(t["name"] for t in tracks)
+    raise KeyError(f"track {name!r}; must be one of {names or 'none: a state has one part'}")
 
 
 def _flat(states: Array) -> Array:

@@ -231,6 +231,42 @@ class AdvantageSpec(TypedDict):
     Default: siblings, of a tree."""
 
 
+class Alarm(TypedDict):
+    """Alarm says that a run breaks a rule. It is stored once for each run and rule.
+
+    v: schema version of the event's type (integer).
+    run: name of the run that the event belongs to (token).
+    rule: the name of the rule (token).
+    of: what breaks it: a reward function, or a trainer with its lane and tenant; absent: the groups (text, 0
+        to 256 bytes).
+    value: what was found, in the unit of the rule, and beyond limit (number).
+    limit: that of the run (number).
+    says: says it in a sentence, for people (text, 1 to 4096 bytes).
+    paused: says that the run was paused for it (true or false).
+    at: when it was found, Unix nanoseconds (integer ≥ 0).
+    """
+
+    v: int
+    """schema version of the event's type (integer)."""
+    run: str
+    """name of the run that the event belongs to (token)."""
+    rule: str
+    """the name of the rule (token)."""
+    of: NotRequired[str | None]
+    """what breaks it: a reward function, or a trainer with its lane and tenant; absent: the groups (text, 0 to 256
+    bytes)."""
+    value: float
+    """what was found, in the unit of the rule, and beyond limit (number)."""
+    limit: float
+    """that of the run (number)."""
+    says: str
+    """says it in a sentence, for people (text, 1 to 4096 bytes)."""
+    paused: NotRequired[bool | None]
+    """says that the run was paused for it (true or false)."""
+    at: int
+    """when it was found, Unix nanoseconds (integer ≥ 0)."""
+
+
 class Applied(TypedDict):
     """Applied is a sampler's answer to a policy.
 
@@ -878,6 +914,7 @@ class Group(TypedDict):
     prompt_seq: the MDR_PROMPTS sequence of the prompt (integer).
     created: when the prompt was stored, Unix nanoseconds (integer ≥ 0).
     group_policy: the prompt's, resolved; absent: the defaults (map).
+    rules: the prompt's, resolved; absent: the defaults (list of map).
     refill: names the group that this one stands in for (map).
     batch_step: and batch_epoch are where the trainer was, for the metrics of the batch (integer ≥ 0).
     batch_epoch: batch_step and batch_epoch are where the trainer was, for the metrics of the batch (integer
@@ -917,6 +954,8 @@ class Group(TypedDict):
     """when the prompt was stored, Unix nanoseconds (integer ≥ 0)."""
     group_policy: NotRequired[GroupPolicy | None]
     """the prompt's, resolved; absent: the defaults (map)."""
+    rules: NotRequired[list[RuleSpec] | None]
+    """the prompt's, resolved; absent: the defaults (list of map)."""
     refill: NotRequired[Refill | None]
     """names the group that this one stands in for (map)."""
     batch_step: NotRequired[int | None]
@@ -2236,6 +2275,8 @@ class Prompt(TypedDict):
         or of its batch has acknowledged that, and one has. What is left of them is their digests: they can
         be neither verified nor replayed (true or false). Default: false.
     group_policy: says which groups count, and what becomes of the others (map).
+    rules: change what the run should not do, and what happens then. Those of the newest group count (list of
+        map). Default: all rules tell, at their own limits.
     substitutes: other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of
         map). Default: the same prompt again.
     refill: set on prompts that the advantage service publishes in place of a group that did not count (map).
@@ -2366,6 +2407,9 @@ class Prompt(TypedDict):
     replayed (true or false). Default: false."""
     group_policy: NotRequired[GroupPolicy | None]
     """says which groups count, and what becomes of the others (map)."""
+    rules: NotRequired[list[RuleSpec] | None]
+    """change what the run should not do, and what happens then. Those of the newest group count (list of map).
+    Default: all rules tell, at their own limits."""
     substitutes: NotRequired[list[Substitute] | None]
     """other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of map). Default:
     the same prompt again."""
@@ -3230,6 +3274,24 @@ class Routing(TypedDict):
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
     priority: NotRequired[int | None]
     """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
+
+
+class RuleSpec(TypedDict):
+    """RuleSpec changes a rule for a run.
+
+    name: the rule's (reader, diversity, variance, stale, ratio, clip, kl, weights).
+    limit: what the run should not go beyond, in the rule's unit (number 0 to 1000000). Default: the rule's.
+    action: says what happens then: tell, an alarm is stored and shown; pause, the run is paused, too; or off
+        (tell, pause, off). Default: tell.
+    """
+
+    name: Literal["reader", "diversity", "variance", "stale", "ratio", "clip", "kl", "weights"]
+    """the rule's (reader, diversity, variance, stale, ratio, clip, kl, weights)."""
+    limit: NotRequired[float | None]
+    """what the run should not go beyond, in the rule's unit (number 0 to 1000000). Default: the rule's."""
+    action: NotRequired[Literal["tell", "pause", "off"] | None]
+    """says what happens then: tell, an alarm is stored and shown; pause, the run is paused, too; or off (tell,
+    pause, off). Default: tell."""
 
 
 class RunStatus(TypedDict):

@@ -548,6 +548,24 @@ class Routing(TypedDict, total=False):
     """orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000). Default: 0."""
 
 
+class RuleSpec(TypedDict, total=False):
+    """RuleSpec changes a rule for a run.
+
+    name: the rule's (reader, diversity, variance, stale, ratio, clip, kl, weights).
+    limit: what the run should not go beyond, in the rule's unit (number 0 to 1000000). Default: the rule's.
+    action: says what happens then: tell, an alarm is stored and shown; pause, the run is paused, too; or off
+        (tell, pause, off). Default: tell.
+    """
+
+    name: Literal["reader", "diversity", "variance", "stale", "ratio", "clip", "kl", "weights"]
+    """the rule's (reader, diversity, variance, stale, ratio, clip, kl, weights)."""
+    limit: float
+    """what the run should not go beyond, in the rule's unit (number 0 to 1000000). Default: the rule's."""
+    action: Literal["tell", "pause", "off"]
+    """says what happens then: tell, an alarm is stored and shown; pause, the run is paused, too; or off (tell,
+    pause, off). Default: tell."""
+
+
 class SDEWindow(TypedDict, total=False):
     """SDEWindow draws the stochastic steps, the same for all samples of all groups of a batch.
 
@@ -1076,6 +1094,8 @@ class PromptFields(TypedDict, total=False):
         or of its batch has acknowledged that, and one has. What is left of them is their digests: they can
         be neither verified nor replayed (true or false). Default: false.
     group_policy: says which groups count, and what becomes of the others (map).
+    rules: change what the run should not do, and what happens then. Those of the newest group count (list of
+        map). Default: all rules tell, at their own limits.
     substitutes: other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of
         map). Default: the same prompt again.
     stages: what the samples are made of, one after the other, each on a lane of its own. What only a lane
@@ -1192,6 +1212,9 @@ class PromptFields(TypedDict, total=False):
     replayed (true or false). Default: false."""
     group_policy: GroupPolicy
     """says which groups count, and what becomes of the others (map)."""
+    rules: list[RuleSpec]
+    """change what the run should not do, and what happens then. Those of the newest group count (list of map).
+    Default: all rules tell, at their own limits."""
     substitutes: list[Substitute]
     """other prompts for the fresh groups that group_policy asks for: round k has the k-th (list of map). Default:
     the same prompt again."""
@@ -1245,6 +1268,7 @@ ALIASES: dict[str, str] = {
     "steps": "num_inference_steps",
     "lane": "model",
     "n": "group_size",
+    "rule": "rules",
     "sde_steps": "sde_step_indices",
     "return_steps": "return_step_indices",
 }

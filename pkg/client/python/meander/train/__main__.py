@@ -95,8 +95,8 @@ def _add_replay(parser: argparse.ArgumentParser) -> list[str]:
     names = [
         group.add_argument(*flags, **options).dest for flags, options in (
             (("--replay",), {"metavar": "RUN@K|FILE[@K]", "help": "make update K of a stored run again, or that of an "
-             "archive or a bundle, on the CPU unless --device says otherwise; settings that are given are compared with "
-             "its own, as --loss gspo"}),
+             "archive or a bundle, on the CPU unless --device says otherwise; settings that are given are compared "
+             "with its own, as --loss gspo"}),
             (("--micro",), {"type": int, "metavar": "N", "help": "only the gradient of micro-batch N, from 0"}),
             (("--bundle",), {"metavar": "FILE", "help": "write what the update is made of: an archive for --replay"}),
             (("--keep",), {"metavar": "FILE", "help": "write its gradients and steps, for --against"}),

@@ -183,8 +183,9 @@ class Config:
         "batches, and cannot be verified or replayed", _RUN
     )
     keep_states: int = _setting(
-        16 << 20, "bytes: what an update begins with (the adapter, the optimizer's moments, the running average) is stored "
-        "with it where it is at most so large, so that --replay makes the update again to the bit; 0: never", _RUN
+        16 << 20, "bytes: what an update begins with (the adapter, the optimizer's moments, the running average) is "
+        "stored with it where it is at most so large, so that --replay makes the update again to the bit; 0: never",
+        _RUN
     )
     patience: float = _setting(600.0, "seconds to wait for a batch, or a sampler, before giving up", _RUN)
     tensorboard: bool = _setting(True, "log to TensorBoard too, where it is installed", _RUN)
@@ -200,7 +201,8 @@ class Config:
     eval_steps: int = _setting(0, "their denoising steps, all ode; default --steps", _EVAL)
     eval_seed: int = _setting(100, "their seed, the same each time", _EVAL)
     gold: str = _setting("ocr", "reward function that is never trained on: the best adapter is the best by it", _EVAL)
-    variety: int = _setting(12, "held-out prompts sampled as in training, in groups of 8, to measure diversity; 0: none", _EVAL)
+    variety: int = _setting(
+        12, "held-out prompts sampled as in training, in groups of 8, to measure diversity; 0: none", _EVAL)
     sheet: int = _setting(24, "held-out samples on the contact sheets before and after; 0: no sheets", _EVAL)
 
     stop: bool = _setting(True, "stop at an alarm of hacking or collapse; the best adapter is kept in any case", _STOP)

@@ -205,8 +205,9 @@ class Learner:
         taught: torch.Tensor, base: torch.Tensor
     ) -> torch.Tensor:
         """The losses [n, w] of some samples at w trained steps, from the first on; where they do not count, any with a
-        gradient. Of a state of T tracks log_prob, drift, taught and base are [n, w, T]: the loss of each track as if it were
-        the state, weighted by its share of the elements, so that equal advantages have the gradient of the whole."""
+        gradient. Of a state of T tracks log_prob, drift, taught and base are [n, w, T]: the loss of each track as if it
+        were the state, weighted by its share of the elements, so that equal advantages have the gradient of the
+        whole."""
         batch, w, out = shared.batch, log_prob.shape[1], torch.zeros(())
         if not shared.counts:
             return log_prob

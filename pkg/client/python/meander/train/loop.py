@@ -418,8 +418,9 @@ class Trainer:
     def _title(self, got: evaluate.Evaluation) -> str:
         rates = ", ".join(f"{name} {rate:.3f}" for name, rate in got.rates.items())
         steps = self.config.eval_steps or self.config.steps
-        return f"update {self.updated}: {got.samples} held-out samples at {steps} ode steps, exact or the mean: {rates}" + (
-            f"; diversity {got.diversity:.4f}" if got.diversity is not None else "")  # fmt: skip
+        diversity = f"; diversity {got.diversity:.4f}" if got.diversity is not None else ""
+        samples = f"{got.samples} held-out samples at {steps} ode steps"
+        return f"update {self.updated}: {samples}, exact or the mean: {rates}{diversity}"
 
     def _raise(self, found: list[tuple[str, str]]) -> str:
         """Reports the alarms, and returns why the run stops, if it does."""
@@ -663,7 +664,7 @@ def teacher_of(client: Client, config: Config, patience: float) -> Teacher | Non
                     config.patience,
                 )
                 by = replies[0]
-                return velocities(batch, replies), f"{by.model} {by.weights_digest:.16} on {by.backend}"
+                return velocities(batch, replies), f"{by.model:.64} {by.weights_digest:.16} on {by.backend:.64}"
             except NoTeacher:
                 await wait.check()
                 await asyncio.sleep(0.2)

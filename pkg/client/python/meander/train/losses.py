@@ -381,8 +381,8 @@ def of(config: Config) -> Loss:
         )
     if loss.taught != bool(config.teacher):
         raise ValueError(
-            f"--teacher: {config.teacher or 'empty'}; must be the name of a teacher with --loss diffusion_opd, or one of "
-            f"your own that is taught, and only there"
+            f"--teacher: {config.teacher or 'empty'}; must be the name of a teacher with --loss diffusion_opd, or with "
+            f"one of your own that is taught, and only there"
         )
     if loss.taught and (config.texts or config.stage):
         raise ValueError(

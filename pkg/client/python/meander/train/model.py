@@ -210,16 +210,6 @@ class Network:
             for network in self.networks.values():
                 network.enable_adapters()
 
-    @contextlib.contextmanager
-    def holding(self, state: dict[str, torch.Tensor]) -> Iterator[None]:
-        """The network with other weights of the adapter for a while, such as their running average."""
-        own = self.state()
-        self.load(state)
-        try:
-            yield
-        finally:
-            self.load(own)
-
     def state(self) -> dict[str, torch.Tensor]:
         """The adapter under PEFT's names, a copy, float32, on the CPU."""
         return accelerate.gathered(self._adapter())

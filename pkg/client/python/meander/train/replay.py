@@ -136,7 +136,8 @@ class _Replay:
             other = dataclasses.replace(first, gradients=parts["gradients"], steps=parts["steps"])
             return self._link("compared", self._compare(other, first, f"{against} and this code"))
         if "micro" in self.options:
-            return self._link("compared", f"micro-batch {self.options['micro']}: gradient {_length(first.gradients):.6g}")
+            length = f"gradient {_length(first.gradients):.6g}"
+            return self._link("compared", f"micro-batch {self.options['micro']}: {length}")
         return self._verdict(first, told, begins is not None and bool(self.update.get("state")), adapter)
 
     async def _update(self, client: Client) -> AnyEvent:

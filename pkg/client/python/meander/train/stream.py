@@ -202,10 +202,8 @@ class Stream:
             self.client.update, self.config.run, self.lane, update, trainer=self.config.trainer,
             batches=names.split("+") if names else [], batch_digest=joined(digests.split("+")) if digests else "",
             policy_version=self.version, weights_digest=self.weights, evaluation=evaluation,
-            ledger=ledger, clip_share=record.get("clipped"), kl=max(kl, default=None), staleness=record.get("behind"), **{
-                name: record.get(name)
-                for name in ("loss", "ratio", "ratio_max", "lr", "grad_norm", "groups", "samples")
-            },
+            ledger=ledger, clip_share=record.get("clipped"), kl=max(kl, default=None), staleness=record.get("behind"),
+            **{n: record.get(n) for n in ("loss", "ratio", "ratio_max", "lr", "grad_norm", "groups", "samples")},
         )
 
     async def push(self, network: Network, state: dict[str, Any], note: str) -> int:

@@ -13,14 +13,16 @@ from .. import control
 from ...data.batch import Batch, Group
 from ...data.events import Event
 from ..reader import Batches, Groups, Health
+from ..media import Files
 from ..teacher import Teachers
 from ..updates import Updates
+from ..verdicts import Verdicts
 from .thread import LoopThread, background
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
-_S = TypeVar("_S", bound=control.Controls | Teachers | Updates)
+_S = TypeVar("_S", bound=control.Controls | Files | Teachers | Updates | Verdicts)
 
 
 class Stream(Generic[_T]):
