@@ -127,7 +127,10 @@ type Rating struct {
 
 // RatedMember is what a Rating says of one sample.
 type RatedMember struct {
+	// SampleIndex is the sample; where several come of one trajectory of a stage, the first: its value is theirs, too.
 	SampleIndex int64 `msgpack:"sample_index" range:"0..MaxGroupSize-1"`
+	// Stage is the one that was rated, of a later round paint-2; absent without stages.
+	Stage Stage `msgpack:"stage,omitempty" form:"token"`
 	// TrajectorySeq is the MDR_TRAJECTORIES sequence of the sample that was rated.
 	TrajectorySeq uint64 `msgpack:"trajectory_seq"`
 	// Value is the score before its weight; null: Error says why there is none.

@@ -145,11 +145,6 @@ func stageRewards(p *schemas.Prompt, policies []*schemas.Policy) (by [][]int, la
 	}
 	var errs []error
 	for k, r := range p.Reward {
-		if scorer.RatesGroup(r.Name, r.GroupMin) {
-			errs = append(errs, fmt.Errorf("reward[%d]: %s rates whole groups; must be another beside stages", k,
-				r.Name))
-			continue
-		}
 		may, err := judgedStages(p, policies, &r)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("reward[%d]: %w", k, err))

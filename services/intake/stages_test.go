@@ -135,7 +135,7 @@ func TestResolveStages_Refused(t *testing.T) {
 			})
 		}, `stages[2]: conditions: image; must be absent, the network of model "q" takes none`},
 		{"reward of another stage", func(p *schemas.Prompt) { p.Reward[0].Stage = "think" }, ""},
-		{"group function", func(p *schemas.Prompt) { p.Reward[1].Name = "diversity" }, "reward[1]: diversity rates whole groups; must be another beside stages"},
+		{"group function", func(p *schemas.Prompt) { p.Reward[1].GroupMin = 2 }, "stages[0]: reward[0]: group_min: 2; must be absent: it is for functions of one's own, http:NAME and nats:NAME, and not for confidence"},
 		{"optional credit", func(p *schemas.Prompt) { p.Reward[0].Required = new(false) }, "stages[1].credit: rewards that are all optional; must have one that is required: else a sample could have none"},
 		{"track of an image", func(p *schemas.Prompt) { p.Stages[1].Credit[0].Track = "sound" }, `stages[1].credit[0].track: "sound"; must be one of the states' tracks, which are one`},
 		{"gdpo of nothing", func(p *schemas.Prompt) {

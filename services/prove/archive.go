@@ -24,7 +24,9 @@ type archive struct {
 	records      map[schemas.UID]*schemas.GroupRecord
 	advantages   map[schemas.UID]*schemas.Advantage
 	trajectories map[uint64]*schemas.Trajectory // by sequence
-	prompts      map[uint64]prompt              // by sequence
+	rewards      map[schemas.UID][]*schemas.Reward
+	ratings      map[schemas.UID][]*schemas.Rating
+	prompts      map[uint64]prompt // by sequence
 }
 
 // prompt is one as it was stored.
@@ -40,7 +42,8 @@ func (p *prover) readArchive(file io.ReadSeeker) bool {
 		blobs: map[string][]byte{}, batches: map[string]*schemas.Batch{},
 		records:    map[schemas.UID]*schemas.GroupRecord{},
 		advantages: map[schemas.UID]*schemas.Advantage{}, trajectories: map[uint64]*schemas.Trajectory{},
-		prompts: map[uint64]prompt{},
+		prompts: map[uint64]prompt{}, rewards: map[schemas.UID][]*schemas.Reward{},
+		ratings: map[schemas.UID][]*schemas.Rating{},
 	}
 	p.archive = a
 	sum, files := sha256.New(), 0
@@ -94,6 +97,10 @@ func (a *archive) keep(e *export.Entry) error {
 		a.run, a.records[of.UID] = of.Run, of
 	case *schemas.Advantage:
 		a.run, a.advantages[of.UID] = of.Run, of
+	case *schemas.Reward:
+		a.rewards[of.UID] = append(a.rewards[of.UID], of)
+	case *schemas.Rating:
+		a.ratings[of.UID] = append(a.ratings[of.UID], of)
 	case *schemas.Trajectory:
 		a.trajectories[e.Seq] = of
 	case *schemas.Prompt:

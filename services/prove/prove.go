@@ -51,6 +51,7 @@ const (
 	LinkChain        = "chain"
 	LinkBatch        = "batch"
 	LinkTrajectories = "trajectories"
+	LinkRatings      = "ratings"
 	LinkRewards      = "rewards"
 	LinkAdvantages   = "advantages"
 	LinkPrompts      = "prompts"
@@ -60,8 +61,8 @@ const (
 // Links returns the names of all links, in order.
 func Links() []string {
 	return []string{
-		LinkArchive, LinkWeights, LinkChain, LinkBatch, LinkTrajectories, LinkRewards, LinkAdvantages, LinkPrompts,
-		LinkUpdate,
+		LinkArchive, LinkWeights, LinkChain, LinkBatch, LinkRatings, LinkTrajectories, LinkRewards, LinkAdvantages,
+		LinkPrompts, LinkUpdate,
 	}
 }
 
@@ -177,6 +178,7 @@ func (p *prover) walk(ctx context.Context, name string, file io.ReadSeeker) erro
 		}
 		of := fmt.Sprintf("update %d", u.Step)
 		groups := p.checkBatch(u, of)
+		p.checkRatings(u, of)
 		if len(groups) == 0 {
 			continue
 		}

@@ -221,6 +221,90 @@ func TestRun_Forged(t *testing.T) {
 	}
 }
 
+// rated is the shipped run with a function that rates whole groups in its newest group: its answers, with a change of
+// them, and the scores made of them. It is whole in itself, but the prompt does not name the function.
+func rated(t *testing.T, change func(e *schemas.Rating)) []byte {
+	t.Helper()
+	plane := bustest.New(t)
+	if _, err := export.Import(t.Context(), plane.Bus, bytes.NewReader(read(t, proof+"signs.tar")),
+		export.ImportOptions{Policies: true}); err != nil {
+		t.Fatal(err)
+	}
+	batch := bustest.Decode[schemas.Batch](t, last(t, plane, schemas.StreamAdvantages, schemas.KindBatch))
+	e := &schemas.Rating{Run: "signs-proof", UID: batch.UIDs[0], Name: "nats:rank", Version: "nats-1"}
+	rewards, err := plane.LastMany(t.Context(), schemas.StreamRewards,
+		[]string{schemas.RewardFilter(e.Run, "*", e.UID)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range rewards {
+		r := bustest.Decode[schemas.Reward](t, m)
+		value := new(float64(r.SampleIndex))
+		r.Group.Reward = append(r.Group.Reward, schemas.RewardSpec{Name: e.Name, GroupMin: 2, Weight: new(0.0)})
+		r.Scores = append(r.Scores, schemas.Score{
+			Name: e.Name, Version: e.Version, Status: schemas.StatusScored, Value: value, Members: int64(len(rewards)),
+		})
+		e.GroupSize, e.Function = r.GroupSize, int64(len(r.Scores)-1)
+		e.Members = append(e.Members,
+			schemas.RatedMember{SampleIndex: r.SampleIndex, TrajectorySeq: r.TrajectorySeq, Value: value})
+		if err := plane.Delete(t.Context(), m.Stream, m.Seq); err != nil {
+			t.Fatal(err)
+		}
+		plane.Forge(t, schemas.PublishedSubject(m.Subject), bustest.Encode(t, r))
+	}
+	slices.SortFunc(e.Members, func(a, b schemas.RatedMember) int { return int(a.SampleIndex - b.SampleIndex) })
+	if change != nil {
+		change(e)
+	}
+	if e.Members != nil {
+		plane.Forge(t, e.Subject(), bustest.Encode(t, e))
+	}
+	var out bytes.Buffer
+	if _, err := export.WriteArchive(t.Context(), plane.Bus, "signs-proof", &out); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func last(t *testing.T, plane *bustest.Plane, stream, kind string) (found *bus.Message) {
+	t.Helper()
+	for m, err := range plane.Read(t.Context(), stream,
+		[]string{schemas.Address{Kind: kind, Run: "signs-proof"}.Filter()}, bus.ReadOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = m
+	}
+	return found
+}
+
+// Scores that functions of whole groups gave are held to the stored answers.
+func TestRun_Ratings(t *testing.T) {
+	for name, of := range map[string]struct {
+		change        func(e *schemas.Rating)
+		verdict, what string
+	}{
+		"holds":           {nil, "holds", "stored answers about whole groups"},
+		"another value":   {func(e *schemas.Rating) { e.Members[1].Value = new(7.0) }, "broken", "is the stored answer"},
+		"no value":        {func(e *schemas.Rating) { e.Members[1].Value, e.Members[1].Error = nil, "no" }, "broken", "nothing is"},
+		"another sample":  {func(e *schemas.Rating) { e.Members[1].TrajectorySeq++ }, "broken", ""},
+		"a member less":   {func(e *schemas.Rating) { e.Members = e.Members[:1] }, "broken", ""},
+		"another version": {func(e *schemas.Rating) { e.Version = "nats-2" }, "broken", "version"},
+		"another name":    {func(e *schemas.Rating) { e.Name = "nats:other" }, "broken", "nats:other"},
+		"gone":            {func(e *schemas.Rating) { e.Members = nil }, "unchecked", "not in the archive"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := options()
+			o.Only = []string{"archive", "ratings"}
+			r := run(t, rated(t, of.change), o)
+			i := slices.IndexFunc(r.Links, func(l prove.Link) bool { return l.Link == prove.LinkRatings })
+			if i < 0 || r.Links[i].Verdict != of.verdict || !strings.Contains(r.Links[i].What, of.what) {
+				t.Errorf("%+v; want %s: %s", r.Links, of.verdict, of.what)
+			}
+		})
+	}
+}
+
 // The trainer is asked for each update with the archive's name, and what it prints is the link. One that says nothing
 // leaves it unchecked, and one that is not there is a mistake of the call.
 func TestRun_Trainer(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/pkg/tracing"
 	"github.com/meander-rl/meander/schemas"
 )
@@ -110,7 +111,7 @@ func (s *service) askGroup(ctx context.Context, t *schemas.Trajectory, members [
 	if err != nil { // this service does not have it
 		e.rater, e.pool = absent{spec.Name, err}, nil
 	}
-	rated, unseen, g := s.groupFor(ctx, t, members, spec, e)
+	rated, unseen, same, g := s.groupFor(ctx, t, members, spec, e)
 	own := func(r *schemas.Rating) (fault, err error) { return otherRating(r, spec, members), nil }
 	stored := func() error {
 		r := &schemas.Rating{}
@@ -139,6 +140,11 @@ func (s *service) askGroup(ctx context.Context, t *schemas.Trajectory, members [
 		return nil, wait, err
 	}
 	maps.Copy(answers, unseen)
+	for i, as := range same {
+		if r, there := answers[as]; there {
+			answers[i] = r
+		}
+	}
 	return answers, 0, nil
 }
 
@@ -229,11 +235,12 @@ func (s *service) weightOf(rated []member, spec schemas.RewardSpec, of groupEntr
 }
 
 // groupFor returns the members that a function is asked about, and the group for it. Those that it cannot see although
-// they ended well are in unseen, by sample index, with their error.
+// they ended well are in unseen, by sample index, with their error. Samples that come of one trajectory of a stage are
+// one member, the first of them: same has it for the others.
 func (s *service) groupFor(ctx context.Context, t *schemas.Trajectory, members []member, spec schemas.RewardSpec,
 	of groupEntry,
-) (rated []member, unseen map[int64]scored, g scorer.Group) {
-	unseen, g.Size = map[int64]scored{}, t.GroupSize
+) (rated []member, unseen map[int64]scored, same map[int64]int64, g scorer.Group) {
+	unseen, same, g.Size = map[int64]scored{}, map[int64]int64{}, t.GroupSize
 	for index := range t.GroupSize {
 		why := ""
 		switch at := slices.IndexFunc(members, func(x member) bool { return x.SampleIndex == index }); {
@@ -241,13 +248,21 @@ func (s *service) groupFor(ctx context.Context, t *schemas.Trajectory, members [
 			why = "it had not ended when the group was rated"
 		case members[at].StopReason != schemas.StopCompleted:
 			why = fmt.Sprintf("trajectory %s: %s", members[at].StopReason, members[at].Error)
-		case members[at].Text == nil && judged(members[at].Trajectory, spec.Track, of.rater) == nil:
-			err := noMedium(members[at].Trajectory, spec.Track)
+		default:
+			x, err := members[at].judgedBy(&spec)
+			if err == nil && x.Text == nil && judged(x.Trajectory, spec.Track, of.rater) == nil {
+				err = noMedium(x.Trajectory, spec.Track)
+			}
+			if err == nil {
+				if i := slices.IndexFunc(rated, func(o member) bool { return o.seq == x.seq }); i >= 0 {
+					same[index] = rated[i].SampleIndex
+				} else {
+					rated, g.Members = append(rated, x), append(g.Members, index)
+				}
+				continue
+			}
 			unseen[index] = scored{version: of.rater.Version(), Result: scorer.Result{Err: err}}
 			why = err.Error()
-		default:
-			rated, g.Members = append(rated, members[at]), append(g.Members, index)
-			continue
 		}
 		g.Missing = append(g.Missing, scorer.Missing{Index: index, Why: why})
 	}
@@ -260,7 +275,23 @@ func (s *service) groupFor(ctx context.Context, t *schemas.Trajectory, members [
 		ref, err := s.bus.PutBlob(ctx, data)
 		return ref.Digest, err
 	}
-	return rated, unseen, g
+	return rated, unseen, same, g
+}
+
+// judgedBy returns what a function rates of a member: of several stages the newest that it may. An error says that none
+// of these ran.
+func (x member) judgedBy(spec *schemas.RewardSpec) (member, error) {
+	if len(x.ran) == 0 {
+		return x, nil
+	}
+	of := stages.Judged(&x.Group, spec, trajectories(x.ran))
+	i := slices.IndexFunc(x.ran, func(r bus.Made) bool { return r.Trajectory == of })
+	if i < 0 {
+		return x, whyNotJudged(x.Trajectory, spec)
+	}
+	x.Trajectory, x.seq, of = new(*of), x.ran[i].Seq, x.Trajectory
+	x.SampleIndex = of.SampleIndex
+	return x, nil
 }
 
 // loadMember adds to in what a function sees of a sample of a group.
@@ -268,6 +299,15 @@ func (s *service) loadMember(ctx context.Context, t *schemas.Trajectory, spec sc
 	in scorer.Input,
 ) (_ scorer.Input, release func(), err error) {
 	in.Prompt, in.Params = t.Prompt, spec.Params
+	if len(t.Group.Stages) > 0 { // those of the stage differ among the members
+		record, err := s.record(ctx, t.Run, t.UID)
+		if err != nil {
+			return in, nil, err
+		}
+		if record != nil {
+			in.Prompt = record.Prompt
+		}
+	}
 	in.GroundTruth, in.Truth = spec.GroundTruth.Text(), spec.GroundTruth.Value()
 	if in.Metadata, err = t.Group.Metadata.Map(); err != nil {
 		return in, nil, err
@@ -294,6 +334,9 @@ func ratingOf(t *schemas.Trajectory, rated []member, i int, answers map[int64]sc
 	for _, x := range rated {
 		a := answers[x.SampleIndex]
 		m := schemas.RatedMember{SampleIndex: x.SampleIndex, TrajectorySeq: x.seq, Detail: a.Detail}
+		if len(t.Group.Stages) > 0 {
+			m.Stage = x.Stage
+		}
 		if a.Err != nil {
 			m.Error = a.Err.Error()
 		} else {
@@ -330,7 +373,11 @@ func otherRating(r *schemas.Rating, spec schemas.RewardSpec, members []member) e
 	}
 	for _, m := range r.Members {
 		i := slices.IndexFunc(members, func(x member) bool { return x.SampleIndex == m.SampleIndex })
-		if i < 0 || members[i].seq != m.TrajectorySeq {
+		var x member
+		if i >= 0 {
+			x, _ = members[i].judgedBy(&spec)
+		}
+		if i < 0 || x.seq != m.TrajectorySeq || m.Stage != "" && x.Stage != m.Stage {
 			return fmt.Errorf("members: trajectory %d of sample %d; must be the stored one", m.TrajectorySeq,
 				m.SampleIndex)
 		}

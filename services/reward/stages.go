@@ -140,7 +140,7 @@ func (s *service) endSamples(ctx context.Context, path []bus.Made, at stages.Pla
 	from, to := stages.Leaves(&last.Group, at)
 	for i := from; i < to; i++ {
 		t, seq := standing(path, i)
-		p, err := s.advance(ctx, t, seq)
+		p, err := s.advanceTo(ctx, t, seq, path[len(path)-1].Seq)
 		if err != nil {
 			return delay{}, err
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/scorer"
+	"github.com/meander-rl/meander/pkg/stages"
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -152,8 +153,19 @@ const verdictVersion = "1"
 // handler of the trajectory with the highest sequence completes the others too. The delay says when to try again; zero:
 // the sample is done.
 func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64) (delay, error) {
-	if !needsGroup(t) {
-		return s.complete(ctx, t, seq, nil)
+	return s.advanceTo(ctx, t, seq, seq)
+}
+
+// advanceTo is advance of a sample that has ended with the trajectory at the sequence end: of several stages it may be
+// another than the one that stands for it. Without a stop reason the sample is cut short: no more stages can be asked
+// for.
+func (s *service) advanceTo(ctx context.Context, t *schemas.Trajectory, seq, end uint64) (delay, error) {
+	cut := t.StopReason == ""
+	if !needsGroup(t) || cut {
+		// The reward of one that is cut short tells the others that it has ended.
+		if p, err := s.complete(ctx, t, seq, nil); !needsGroup(t) || err != nil || p.after > 0 {
+			return p, err
+		}
 	}
 	g := s.cache.group(t)
 	if err := g.lock(ctx); err != nil {
@@ -162,7 +174,7 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 	was, rated := g.rated[t.SampleIndex]
 	known := g.scores != nil && (!rated || was == seq) // otherwise another trajectory has replaced it
 	var members []member
-	if !known || g.last == seq {
+	if !known || g.last == end {
 		var err error
 		if members, err = s.members(ctx, t); err != nil {
 			g.unlock()
@@ -178,7 +190,7 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 	}
 	// The handler of the last sample rates the group, so that of several replicas one asks its functions.
 	closing, complete := s.closing(t), int64(len(members)) >= t.GroupSize
-	later := slices.ContainsFunc(members, func(x member) bool { return x.seq > seq })
+	later := !cut && slices.ContainsFunc(members, func(x member) bool { return x.end > end })
 	if !known && (!complete || later) && !rescored(t) && time.Now().Before(closing) {
 		g.unlock()
 		return s.waitForOthers(closing), nil
@@ -191,10 +203,10 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 		}
 		g.last, g.rated = 0, map[int64]uint64{}
 		for _, x := range members {
-			g.rated[x.SampleIndex], g.last = x.seq, max(g.last, x.seq)
+			g.rated[x.SampleIndex], g.last = x.seq, max(g.last, x.end)
 		}
 	}
-	scores, last := g.scores, g.last == seq
+	scores, last := g.scores, g.last == end || cut
 	g.unlock()
 	if last {
 		// The last sample is done after the others: its message is delivered again until they are.
@@ -206,15 +218,20 @@ func (s *service) advance(ctx context.Context, t *schemas.Trajectory, seq uint64
 	return s.complete(ctx, t, seq, scores[t.SampleIndex])
 }
 
-// member is a trajectory of a group and its sequence in the stream.
+// member is a trajectory that stands for a sample of a group, and its sequence in the stream. end is that of the one
+// with which the sample ended. ran are the stages of the sample, in order; none: it has one.
 type member struct {
 	*schemas.Trajectory
-	seq uint64
+	seq, end uint64
+	ran      []bus.Made
 }
 
 // members reads the stored trajectories of a sample's group, by sample index. Those that are not valid are left out. An
 // error is of the server.
 func (s *service) members(ctx context.Context, t *schemas.Trajectory) ([]member, error) {
+	if len(t.Group.Stages) > 0 {
+		return s.stagedMembers(ctx, t)
+	}
 	messages, err := s.bus.LastMany(ctx, schemas.StreamTrajectories,
 		[]string{schemas.TrajectoryFilter(source(t), t.UID)})
 	if err != nil {
@@ -229,9 +246,43 @@ func (s *service) members(ctx context.Context, t *schemas.Trajectory) ([]member,
 		if rescored(t) {
 			x.Run, x.Group = t.Run, t.Group // those of the pass
 		}
-		out = append(out, member{x, m.Seq})
+		out = append(out, member{x, m.Seq, m.Seq, nil})
 	}
 	slices.SortFunc(out, func(a, b member) int { return cmp.Compare(a.SampleIndex, b.SampleIndex) })
+	return out, nil
+}
+
+// stagedMembers is members for samples of several stages: those that have ended, by their last stage, or because no
+// later one could be asked for, which their reward says.
+func (s *service) stagedMembers(ctx context.Context, t *schemas.Trajectory) (out []member, err error) {
+	made, err := s.bus.Made(ctx, t.Run, t.UID)
+	if err != nil {
+		return nil, err
+	}
+	done, err := s.rewardsOf(ctx, t)
+	if err != nil {
+		return nil, err
+	}
+	for i := range t.GroupSize {
+		var ran []bus.Made
+		_, _, open := stages.Open(&t.Group, i, func(at stages.Place) *schemas.Trajectory {
+			x := made[at]
+			if x.Trajectory == nil || x.GroupSize != t.GroupSize || !x.Group.Same(&t.Group) {
+				return nil
+			}
+			ran = append(ran, x)
+			return x.Trajectory
+		})
+		r := done[i]
+		if len(ran) == 0 || open && (r == nil || r.Status == schemas.StatusScored) {
+			continue
+		}
+		x, seq := standing(ran, i)
+		if open {
+			x.StopReason, x.Error = schemas.StopFailed, r.Error
+		}
+		out = append(out, member{x, seq, ran[len(ran)-1].Seq, ran})
+	}
 	return out, nil
 }
 
@@ -241,6 +292,9 @@ func (s *service) validMembers(ctx context.Context, t *schemas.Trajectory, membe
 	var out []member
 	for _, x := range members {
 		fault, err := s.check(ctx, x.Trajectory)
+		for k := 0; k < len(x.ran) && fault == nil && err == nil; k++ {
+			fault, err = s.check(ctx, x.ran[k].Trajectory)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -257,16 +311,9 @@ func (s *service) validMembers(ctx context.Context, t *schemas.Trajectory, membe
 func (s *service) completeOthers(ctx context.Context, last *schemas.Trajectory, members []member,
 	scores map[int64]map[int]scored,
 ) (delay, error) {
-	have, err := s.bus.LastMany(ctx, schemas.StreamRewards,
-		[]string{schemas.RewardFilter(last.Run, last.Group.Batch, last.UID)})
+	done, err := s.rewardsOf(ctx, last)
 	if err != nil {
-		return delay{}, fmt.Errorf("look up the rewards of the group: %w", err)
-	}
-	done := map[int64]*schemas.Reward{}
-	for _, m := range have {
-		if r := (&schemas.Reward{}); bus.Fits(m, r) == nil {
-			done[r.SampleIndex] = r
-		}
+		return delay{}, err
 	}
 	var work errgroup.Group
 	work.SetLimit(maxParallel)
@@ -295,6 +342,22 @@ func (s *service) completeOthers(ctx context.Context, last *schemas.Trajectory, 
 		}
 	}
 	return longest, nil
+}
+
+// rewardsOf returns the rewards of a trajectory's group that are stored, by sample index.
+func (s *service) rewardsOf(ctx context.Context, t *schemas.Trajectory) (map[int64]*schemas.Reward, error) {
+	have, err := s.bus.LastMany(ctx, schemas.StreamRewards,
+		[]string{schemas.RewardFilter(t.Run, t.Group.Batch, t.UID)})
+	if err != nil {
+		return nil, fmt.Errorf("look up the rewards of the group: %w", err)
+	}
+	done := map[int64]*schemas.Reward{}
+	for _, m := range have {
+		if r := (&schemas.Reward{}); bus.Fits(m, r) == nil {
+			done[r.SampleIndex] = r
+		}
+	}
+	return done, nil
 }
 
 // maxParallel bounds how many samples of a group are completed at once.

@@ -1262,8 +1262,10 @@ export interface Prune {
 
 /** RatedMember is what a Rating says of one sample. */
 export interface RatedMember {
-  /** place of the sample in its group, from 0 */
+  /** sample_index is the sample; where several come of one trajectory of a stage, the first: its value is theirs, too. */
   sample_index: number;
+  /** stage is the one that was rated, of a later round paint-2; absent without stages. */
+  stage?: string | null;
   /** trajectory_seq is the MDR_TRAJECTORIES sequence of the sample that was rated. */
   trajectory_seq: Integer;
   /** value is the score before its weight; null: error says why there is none. */
@@ -3036,7 +3038,7 @@ export const structs: Record<string, Record<string, string>> = {
   Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","rules":"[RuleSpec]?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
-  RatedMember: {"detail":"str?","error":"str?","sample_index":"int","trajectory_seq":"int","value":"number?"},
+  RatedMember: {"detail":"str?","error":"str?","sample_index":"int","stage":"str?","trajectory_seq":"int","value":"number?"},
   Rating: {"at":"int","duration_ns":"int","function":"int","group_size":"int","members":"[RatedMember]","name":"str","run":"str","uid":"str","v":"int","version":"str"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},
   Ref: {"bucket":"str","digest":"str","size":"int"},

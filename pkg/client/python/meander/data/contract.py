@@ -2482,7 +2482,9 @@ class Prune(TypedDict):
 class RatedMember(TypedDict):
     """RatedMember is what a Rating says of one sample.
 
-    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    sample_index: the sample; where several come of one trajectory of a stage, the first: its value is
+        theirs, too (integer 0 to 1023).
+    stage: the one that was rated, of a later round paint-2; absent without stages (token).
     trajectory_seq: the MDR_TRAJECTORIES sequence of the sample that was rated (integer).
     value: the score before its weight; null: error says why there is none (number
         -1000000000000000000000000000000 to 1000000000000000000000000000000).
@@ -2491,7 +2493,10 @@ class RatedMember(TypedDict):
     """
 
     sample_index: int
-    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    """the sample; where several come of one trajectory of a stage, the first: its value is theirs, too (integer 0
+    to 1023)."""
+    stage: NotRequired[str | None]
+    """the one that was rated, of a later round paint-2; absent without stages (token)."""
     trajectory_seq: int
     """the MDR_TRAJECTORIES sequence of the sample that was rated (integer)."""
     value: float | None
