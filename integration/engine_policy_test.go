@@ -9,6 +9,8 @@ import (
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
+	"github.com/meander-rl/meander/pkg/models/lora"
+	"github.com/meander-rl/meander/pkg/remotelm"
 	"github.com/meander-rl/meander/pkg/remotelm/remotelmtest"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
@@ -23,7 +25,12 @@ type servedLane struct {
 
 func newServedLane(t *testing.T, mode string) *servedLane {
 	t.Helper()
-	l := &servedLane{server: remotelmtest.New(t, mode), folder: t.TempDir()}
+	return serveLane(t, remotelmtest.New(t, mode))
+}
+
+func serveLane(t *testing.T, server *remotelmtest.Server) *servedLane {
+	t.Helper()
+	l := &servedLane{server: server, folder: t.TempDir()}
 	l.world = start(t, func(c *config) {
 		c.sampler.Model, c.sampler.Engine, c.sampler.EngineAdapters = sumsFolder(t), l.server.Engine(), l.folder
 	})
@@ -51,6 +58,24 @@ func (l *servedLane) push(t *testing.T, seed uint64) (*schemas.Policy, schemas.A
 	t.Helper()
 	a := parsedLoRA(t, loraFile(t, "model.layers.0.mlp.down_proj", 128, 384, 4, seed, 0))
 	pushed, err := l.client.PushPolicy(t.Context(), a, client.Push{})
+	return l.answer(t, pushed, err)
+}
+
+// pushWhole is push for whole weights: those of a folder.
+func (l *servedLane) pushWhole(t *testing.T, folder string) (*schemas.Policy, schemas.Applied) {
+	t.Helper()
+	full, err := lora.OpenFull(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	pushed, err := l.client.PushWeights(t.Context(), full, client.Push{})
+	return l.answer(t, pushed, err)
+}
+
+// answer returns what the lane's sampler says of a policy that was pushed.
+func (l *servedLane) answer(t *testing.T, pushed *schemas.Policy, err error) (*schemas.Policy, schemas.Applied) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,6 +171,70 @@ func testPushedAdapters(t *testing.T, mode, served string) {
 	}
 }
 
+// Whole weights that are pushed to a lane of served texts are loaded by the server, which names them in its answers,
+// also after it was started again. Without adapters it takes these alone. A rollback has it load those of its model.
+func TestEngine_PushedWeights(t *testing.T) {
+	t.Parallel()
+	for mode, engine := range map[string]string{remotelmtest.LogProbs: "vllm", remotelmtest.SGLang: "sglang"} {
+		for _, without := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, adapters %v", engine, !without), func(t *testing.T) {
+				t.Parallel()
+				server := remotelmtest.New(t, mode)
+				server.DevMode, server.NoAdapters = true, without
+				testPushedWeights(t, serveLane(t, server), schemas.ServedBy(engine))
+			})
+		}
+	}
+}
+
+func testPushedWeights(t *testing.T, l *servedLane, served string) {
+	if p, err := l.client.Policy(t.Context(), ""); err != nil || p.Tensors == nil ||
+		(p.Modules == nil) != l.server.NoAdapters {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	base, _ := l.draw(t, "base")
+	pushed, answer := l.pushWhole(t, otherWeights(t, sumsFolder(t), "model.safetensors"))
+	if answer.State != schemas.AppliedApplied || answer.Canary == nil {
+		t.Fatalf("the push: %+v", answer)
+	}
+	name := remotelm.WeightsName(pushed.WeightsDigest)
+	for i, run := range []schemas.Run{"whole", "again"} {
+		if i == 1 {
+			l.server.Restart()
+		}
+		tr, _ := l.draw(t, run)
+		if has, _ := l.server.Version(); has != name || tr.WeightsDigest != pushed.WeightsDigest ||
+			tr.PolicyVersionMin != 1 || len(tr.Drawn.Weights) == 0 {
+			t.Fatalf("%s: the server has %s, the sample %s and %+v", run, has, tr.WeightsDigest, tr.Drawn)
+		}
+		for _, w := range tr.Drawn.Weights {
+			if w.Version != name {
+				t.Errorf("%s: %+v; want %s", run, w, name)
+			}
+		}
+	}
+	if _, answer = l.pushWhole(t, sumsFolder(t)); answer.State != schemas.AppliedApplied {
+		t.Fatalf("the second push: %+v", answer)
+	}
+	back, err := l.client.RollbackPolicy(t.Context(), 0, client.Push{})
+	if _, answer = l.answer(t, back, err); answer.State != schemas.AppliedApplied {
+		t.Fatalf("the rollback: %+v", answer)
+	}
+	if tr, _ := l.draw(t, "back"); tr.WeightsDigest != served || base.WeightsDigest != served {
+		t.Errorf("weights %s, and %s before; want %s", tr.WeightsDigest, base.WeightsDigest, served)
+	}
+	if has, _ := l.server.Version(); has != "default" {
+		t.Errorf("the server has %s", has)
+	}
+	bustest.Until(t, "the folders of the versions are gone", func() error {
+		folders, err := os.ReadDir(l.folder)
+		if err == nil && len(folders) > 1 { // but of the adapter of zeros
+			return fmt.Errorf("%v", folders)
+		}
+		return err
+	})
+}
+
 // A server that was started without adapters is refused at once, with what it lacks. An adapter of another shape never
 // comes to a server, and a lane without a folder takes none.
 func TestEngine_PushRefused(t *testing.T) {
@@ -156,14 +245,10 @@ func TestEngine_PushRefused(t *testing.T) {
 	if _, refused := errors.AsType[*client.RefusedError](err); !refused {
 		t.Errorf("another shape: %v; must be refused", err)
 	}
-	for mode, why := range map[string]string{
-		remotelmtest.LogProbs: "vllm reads whole weights from",
-		remotelmtest.SGLang:   "sglang changes whole weights under",
-	} {
-		_, err := newServedLane(t, mode).client.PushWeights(t.Context(), nil, client.Push{})
-		if _, refused := errors.AsType[*client.RefusedError](err); !refused || !strings.Contains(err.Error(), why) {
-			t.Errorf("whole weights, %s: %v; must be refused with %q", mode, err, why)
-		}
+	_, err = l.client.PushWeights(t.Context(), nil, client.Push{})
+	if _, refused := errors.AsType[*client.RefusedError](err); !refused ||
+		!strings.Contains(err.Error(), "VLLM_SERVER_DEV_MODE=1") {
+		t.Errorf("whole weights: %v; must be refused", err)
 	}
 	plain := start(t, func(c *config) { c.sampler.Model, c.sampler.Engine = sumsFolder(t), l.server.Engine() })
 	plain.awaitLane(t)

@@ -1,6 +1,8 @@
 package integration_test
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -17,6 +19,8 @@ import (
 	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/model/families"
+	"github.com/meander-rl/meander/pkg/models/safetensors"
+	"github.com/meander-rl/meander/pkg/remotelm"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )
@@ -90,7 +94,7 @@ func (e realEngine) start(t *testing.T, folder string) *realServer {
 		Env: []string{
 			"PYTHONPATH=" + strings.Join(path, ":"), "HF_HUB_OFFLINE=1", "CUDA_VISIBLE_DEVICES=", "NO_PROXY=127.0.0.1",
 			"no_proxy=127.0.0.1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1", "VLLM_CPU_KVCACHE_SPACE=1",
-			"VLLM_CPU_OMP_THREADS_BIND=nobind", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1",
+			"VLLM_CPU_OMP_THREADS_BIND=nobind", "VLLM_SERVER_DEV_MODE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1",
 		},
 	})}
 	s.await(t)
@@ -194,6 +198,12 @@ func (l *realLane) verified(t *testing.T, run schemas.Run, most verify.Differenc
 func (l *realLane) push(t *testing.T, a *lora.Adapter) *schemas.Policy {
 	t.Helper()
 	p, err := l.client.PushPolicy(t.Context(), a, client.Push{})
+	return l.applied(t, p, err)
+}
+
+// applied fails unless the lane's sampler takes a policy over that was pushed.
+func (l *realLane) applied(t *testing.T, p *schemas.Policy, err error) *schemas.Policy {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -339,6 +349,93 @@ func TestEngines_Texts(t *testing.T) {
 	}
 }
 
+// untied returns a copy of a model's folder whose head is a tensor of its own: on CPUs vLLM keeps the old head of one
+// whose head is its embedding.
+func untied(t *testing.T, folder string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), filepath.Base(folder))
+	weights, err := safetensors.Open(filepath.Join(folder, "model.safetensors"))
+	config, readErr := os.ReadFile(filepath.Join(folder, "config.json"))
+	if err = errors.Join(err, readErr, os.CopyFS(dir, os.DirFS(folder))); err != nil {
+		t.Fatal(err)
+	}
+	defer weights.Close()
+	var tensors []safetensors.Tensor
+	for _, name := range weights.Names() {
+		info, _ := weights.Info(name)
+		data, err := weights.Bytes(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		one := safetensors.Tensor{Name: name, DType: info.DType, Shape: info.Shape, Data: data}
+		if tensors = append(tensors, one); name == "model.embed_tokens.weight" {
+			one.Name = "lm_head.weight"
+			tensors = append(tensors, one)
+		}
+	}
+	config = bytes.Replace(config, []byte(`"tie_word_embeddings": true`), []byte(`"tie_word_embeddings": false`), 1)
+	err = errors.Join(os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600),
+		safetensors.WriteFile(filepath.Join(dir, "model.safetensors"), tensors, weights.Metadata()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Whole weights that are pushed to the two text engines, for real: their numbers are close to ours with the same
+// weights, and they name them; after kill -9 in the middle of a run, and beside adapters.
+func TestEngines_WholeWeights(t *testing.T) {
+	// Hidden states of weights with changed signs are ill-conditioned: of 500 tokens one is 2e-5 off in float32. With a
+	// head of the old weights numbers are 0.2 off.
+	const most = 5e-5
+	sums := absolute(t, filepath.Join(root, "deploy/models/sums"))
+	for _, c := range []struct {
+		realEngine
+		folder string
+	}{{realVLLM, untied(t, sums)}, {realSGLang, sums}} {
+		t.Run(c.kind, func(t *testing.T) {
+			a, shared := c.start(t, c.folder), t.TempDir()
+			l := newRealLane(t, c.realEngine, c.folder, func(c *config) {
+				c.sampler.EngineAdapters, c.sampler.EngineConcurrency = shared, 8
+			}, a)
+			base := l.group(t, 4, nil)
+			l.verified(t, base, 1e-5)
+			whole, err := lora.OpenFull(otherWeights(t, c.folder, "model.safetensors"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer whole.Close()
+			p, err := l.client.PushWeights(t.Context(), whole, client.Push{})
+			l.applied(t, p, err)
+			if _, err := l.client.Publish(t.Context(), "killed", l.prompt("k", 64, nil)); err != nil {
+				t.Fatal(err)
+			}
+			l.firstSample(t, "killed", "k")
+			a.Kill()
+			a.await(t)
+			scored(t, l.world, "killed", "k", 64)
+			for _, run := range []schemas.Run{l.group(t, 8, nil), "killed"} {
+				if r := l.verified(t, run, most); r.Versions != 1 {
+					t.Errorf("%d versions were fetched; want that of the weights", r.Versions)
+				}
+			}
+			tr := l.trajectory(t, "r2", "g", 0)
+			if tr.WeightsDigest != p.WeightsDigest || len(tr.Drawn.Weights) != 1 ||
+				tr.Drawn.Weights[0].Version != remotelm.WeightsName(p.WeightsDigest) {
+				t.Errorf("weights %s, drawn %+v; want %s", tr.WeightsDigest, tr.Drawn, p.WeightsDigest)
+			}
+			l.push(t, parsedLoRA(t, loraFile(t, "model.layers.1.self_attn.q_proj", 128, 128, 4, 7, 0)))
+			l.verified(t, l.group(t, 4, nil), most)
+			p, err = l.client.RollbackPolicy(t.Context(), p.PolicyVersion, client.Push{})
+			l.applied(t, p, err)
+			l.verified(t, l.group(t, 4, nil), most)
+			p, err = l.client.RollbackPolicy(t.Context(), 0, client.Push{})
+			l.applied(t, p, err)
+			l.verified(t, l.group(t, 4, nil), most)
+		})
+	}
+}
+
 // SGLang-Diffusion, for real: settings of a lane of images, x_T and noise of equal bits, numbers within 1e-5 of ours,
 // the pixels of ours, two samplers of one server, whole weights and adapters that are pushed; a run that is cancelled,
 // kill -9 and a frozen server in the middle of one.
@@ -382,13 +479,7 @@ func TestEngines_Images(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := l.client.PushWeights(t.Context(), full, client.Push{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if answers, err := l.client.AwaitPolicy(t.Context(), p); err != nil || len(answers) != 1 ||
-		answers[0].Answer.State != schemas.AppliedApplied {
-		t.Fatalf("whole weights: %+v, %v", answers, err)
-	}
+	l.applied(t, p, err)
 	if r := l.verified(t, l.group(t, 2, nil), 1e-5); r.Versions != 1 {
 		t.Errorf("whole weights: %d versions were fetched", r.Versions)
 	}

@@ -18,8 +18,26 @@ import (
 // digest of a run does not depend on micro-batches.
 func TestTorch_Python(t *testing.T) {
 	needTorch(t)
+	asThisProgram(t)
+}
+
+// The networks of vLLM-Omni compute the same.
+func TestEngines_Omni(t *testing.T) {
+	env := os.Getenv("MEANDER_ENGINES")
+	if env == "" {
+		t.Skip("MEANDER_ENGINES: not set; make engines-test installs the real engines and names them")
+	}
+	t.Setenv("MEANDER_PYTHON", absolute(t, env+"/omni/bin/python"))
+	needTorch(t)
+	asThisProgram(t, "--network", "vllm-omni")
+}
+
+// asThisProgram makes samples by a worker with these flags, and by this program, and compares and verifies them.
+func asThisProgram(t *testing.T, network ...string) {
+	t.Helper()
 	signs, adapter := absolute(t, signsFolder), absolute(t, filepath.Join(root, "deploy/demo/adapter"))
 	engine := []string{"--engine", "torch", "--device", "cpu", "--dtype", "f32", "--threads", "1", "--deterministic"}
+	engine = append(engine, network...)
 	native := []string{"--engine", "none", "--device", "cpu", "--tolerance", "1e-5"}
 	added := []string{"--adapter", adapter}
 	digests, dirs := map[string]string{}, map[string]string{}

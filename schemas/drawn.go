@@ -56,18 +56,13 @@ type Drawn struct {
 // VerifyMode returns how exactly a sample that the server drew can be verified, see Verify.
 func (e *Engine) VerifyMode() string { return cmp.Or(e.Verify, VerifyTolerance) }
 
-// NoWhole says why the server takes no whole weights, and what to do; of a server of images, that its sampler lacks a
-// folder for them.
+// NoWhole says why the server takes no whole weights, and what to do.
 func (e *Engine) NoWhole() string {
-	switch e.Name {
-	case EngineVLLM:
-		return "vllm reads whole weights from the folder that it was started with (reload_weights) or from another " +
-			"GPU (start_weight_update), not those of a version: push an adapter, or leave out --engine"
-	case EngineSGLang:
-		return "sglang changes whole weights under the answers that it draws (update_weights_from_disk), and samples " +
-			"end on those that they begin with: push an adapter, or leave out --engine"
+	says := e.Name + " takes them with --engine-adapters of its sampler"
+	if e.Name == EngineVLLM {
+		says += ", if it was started with --enable-scale-out and with VLLM_SERVER_DEV_MODE=1 in its environment"
 	}
-	return e.Name + " takes them with --engine-adapters of its sampler"
+	return says
 }
 
 // WeightSpan is the tokens [begin, end) of a sequence that were drawn with one version of the weights.

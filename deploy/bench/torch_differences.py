@@ -17,7 +17,7 @@ try:
     import numpy as np
     import torch
     from meander.torch import families
-    from meander.torch.engine import Engine, Settings
+    from meander.torch.engine import Settings, make_engine
     from meander.torch.family import Size
     from meander.torch.folder import Folder
 except ImportError as e:
@@ -36,17 +36,18 @@ def relative(a, b):
 def velocities(folder, device, dtype, rows):
     """Velocities of rows in one call, again, and of each row alone, for all sigmas; and the memory's peak in GiB."""
     family = families.find(Folder(folder))
-    family.check()
-    engine = Engine(family, Settings(device, dtype))
+    engine = make_engine(family, Settings(device, dtype))
+    engine.within(engine.check_decoder)
     card = family.card()
-    size = Size(**card["size"])
-    items = engine.encode([["a red cat on a mat"]], False)[0]["items"]
+    size, recipe = Size(**card["size"]), {"steps": card["steps"], **card["size"]} if "pipeline" in card else {}
+    answer = engine.within(lambda: engine.encode([["a red cat on a mat"]], False, **recipe))
+    handle = answer[0]["items"][0]["handle"]
     x = np.random.default_rng(0).standard_normal((rows, *family.latent_shape(size)), np.float32)
 
     def call(at, sigma):
         n = len(at)
-        out = engine.velocity([], [sigma] * n, [items[0]["handle"]] * n, [card["guidance"]] * n, size, "", {"x": at})
-        return out[1][0][1]
+        given = [sigma] * n, [handle] * n, [card["guidance"]] * n
+        return engine.within(lambda: engine.velocity([], *given, size, "", {"x": at}))[1][0][1]
 
     def alone(sigma):
         return np.concatenate([call(x[i : i + 1], sigma) for i in range(rows)])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a step costs by a family written by hand, by the pipeline as a whole, and in the pipeline itself.
 
-    torch_families.py [--classes sd3,flux1] [--rounds 15] [--device cpu] [--width 192]
+    torch_families.py [--classes krea2] [--rounds 15] [--device cpu] [--width 192]
 
 Folders of random weights whose network is most of a step. The three take turns in one process; a turn is a step of all
 samples with guidance. Processor time on a CPU, time elsewhere: medians, and medians of the ratios of each round.
@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "pkg/client/python/tests/torc
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", DIFFUSERS_OFFLINE="1")
 
 try:
-    import diffusers
     import numpy as np
     import tiny
     import torch
@@ -46,52 +45,18 @@ def _axes(head):
     return [head // 4, head // 8 * 3, head // 8 * 3]
 
 
-def _both(axes="axes_dims_rope"):
-    """Of networks with blocks of two kinds."""
-    return lambda w: {
-        "num_layers": LAYERS // 2, "num_single_layers": LAYERS // 2, "attention_head_dim": w // 4, axes: _axes(w // 4),
-    }  # fmt: skip
-
-
 def _one(**more):
     """Of networks with blocks of one kind; more: by the width, such as that of their inner layers."""
     return lambda w: {"num_layers": LAYERS, "attention_head_dim": w // 4} | {k: f(w) for k, f in more.items()}
 
 
-IMAGE, VIDEO, LTX = Size(1, 256, 256), Size(5, 128, 192), Size(9, 128, 192)
-CFG = {"guidance_scale": 4.5}
-# What widens the tiny network of a class, the size, and guidance as the pipeline has it.
+SIZE = Size(1, 256, 256)
+# What widens the tiny network of a class, and guidance as the pipeline has it.
 CLASSES = {
-    "sd3": (_one(caption_projection_dim=int, dual_attention_layers=lambda w: ()), IMAGE, CFG),
-    "flux1": (_both(), IMAGE, {"guidance_scale": 3.5}),
-    "z-image": (
-        lambda w: {"n_layers": LAYERS, "n_refiner_layers": 1, "dim": w, "axes_dims": _axes(w // 4)},
-        IMAGE,
-        CFG,
-    ),
-    "qwen-image": (
-        _one(axes_dims_rope=lambda w: _axes(w // 4)),
-        IMAGE,
-        {"true_cfg_scale": 4.0, "negative_prompt": " "},
-    ),
-    "flux2": (
-        lambda w: _both()(w) | {"axes_dims_rope": (w // 16,) * 4},
-        IMAGE,
-        {"guidance_scale": 4.0},
-    ),
-    "flux2-klein": (lambda w: _both()(w) | {"axes_dims_rope": (w // 16,) * 4}, IMAGE, CFG),
+    "qwen-image": (_one(axes_dims_rope=lambda w: _axes(w // 4)), {"true_cfg_scale": 4.0, "negative_prompt": " "}),
     "krea2": (
-        _one(axes_dims_rope=lambda w: _axes(w // 4), intermediate_size=lambda w: 3 * w // 2),
-        IMAGE,
-        CFG,
+        _one(axes_dims_rope=lambda w: _axes(w // 4), intermediate_size=lambda w: 3 * w // 2), {"guidance_scale": 4.5}
     ),
-    "wan": (_one(ffn_dim=lambda w: 4 * w), VIDEO, {"guidance_scale": 5.0}),
-    "hunyuan-video": (
-        _both("rope_axes_dim"),
-        VIDEO,
-        {"guidance_scale": 6.0, "true_cfg_scale": 4.5, "negative_prompt": ""},
-    ),
-    "ltx": (_one(cross_attention_dim=int), LTX, {"guidance_scale": 3.0}),
 }
 
 
@@ -99,7 +64,7 @@ class Turns:
     """The three ways of a class."""
 
     def __init__(self, name, folder, device):
-        _, self.size, self.call = CLASSES[name]
+        self.size, self.call = SIZE, CLASSES[name][1]
         self.by_hand, self.whole = (self._engine(folder, device, generic) for generic in (False, True))
         self.pipe = self.whole.family.pipe
         self.guidance = self.whole.family.card()["pipeline"]["guidance"]
@@ -136,8 +101,7 @@ class Turns:
         x = {"x": self.x[:rows]}
         shape = {"x": self.x[:rows].reshape(rows, *self.whole.family.latent_shape(self.size))}
         sizes = {"height": self.size.height, "width": self.size.width}
-        sizes |= {"num_frames": self.size.frames} if self.size.frames > 1 else {}
-        count = "num_videos_per_prompt" if self.size.frames > 1 else "num_images_per_prompt"
+        count = "num_images_per_prompt"
         own = {"prompt": texts, **self.call} if prompts > 1 else {"prompt": texts[0], count: rows, **self.call}
         if prompts > 1 and "negative_prompt" in self.call:
             own["negative_prompt"] = [self.call["negative_prompt"]] * rows
@@ -182,10 +146,8 @@ def main():
             if a.width:
                 config = dict(pipe.transformer.config) | CLASSES[name][0](a.width)
                 pipe.register_modules(transformer=tiny.wide(type(pipe.transformer).from_config(config)))
-            if name == "wan":
-                pipe.register_modules(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0))
             pipe.save_pretrained(folder)
-            settings = {**vars(CLASSES[name][1]), "num_inference_steps": STEPS}
+            settings = {**vars(SIZE), "num_inference_steps": STEPS}
             Path(folder, "meander.json").write_text(json.dumps(settings))
             turns = Turns(name, folder, a.device)
         turns.pipe.set_progress_bar_config(disable=True)

@@ -1,9 +1,10 @@
 #!/bin/sh
-# Makes the environments of the real engines for make engines-test: install.sh FOLDER. 6 GB.
+# Makes the environments of the real engines for make engines-test: install.sh FOLDER. 8 GB.
 #
-# vLLM and SGLang share one torch. On Linux for x86_64 pip's ordinary index has it with CUDA only; without a GPU its
-# libraries are not needed, only their names (cuda_stubs.py). SGLang's kernels are published for CUDA only: sglang/ has
-# the two that images need on a CPU, sglang-texts/ what it imports for texts.
+# They share one torch. On Linux for x86_64 pip's ordinary index has it with CUDA only; without a GPU its libraries are
+# not needed, only their names (cuda_stubs.py). SGLang's kernels are published for CUDA only: sglang/ has the two that
+# images need on a CPU, sglang-texts/ what it imports for texts. vLLM-Omni knows accelerators only: omni/ is a plug-in
+# that has it compute on a CPU. It wants an older vLLM; requirements-omni.txt has what differs.
 set -eu
 folder=$1 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -21,7 +22,7 @@ elif ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
 fi
 mkdir -p "$folder"
 free=$(df -Pk "$folder" | awk 'END { print int($4 / 1048576) }')
-[ "$free" -ge 8 ] || lack "8 GiB of disk for $folder, which has $free"
+[ "$free" -ge 10 ] || lack "10 GiB of disk for $folder, which has $free"
 [ -z "$lacks" ] || {
 	echo "make engines-test lacks:$lacks" >&2
 	exit 1
@@ -32,11 +33,13 @@ mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
 python3 -m venv "$folder/vllm"
 python3 -m venv "$folder/sglang"
+python3 -m venv "$folder/omni"
 "$folder/vllm/bin/python" -m pip install --quiet --no-deps --target "$folder/torch" --requirement "$here/requirements-torch.txt"
 python3 "$here/cuda_stubs.py" "$folder/torch"
-for engine in vllm sglang; do
+for engine in vllm sglang omni; do
 	python=$folder/$engine/bin/python
+	[ $engine != omni ] || "$python" -m pip install --quiet --no-deps --requirement "$here/requirements-vllm.txt"
 	"$python" -m pip install --quiet --no-deps --requirement "$here/requirements-$engine.txt"
-	"$python" -c "import site; open(site.getsitepackages()[0] + '/torch.pth', 'w').write('$folder/torch\n')"
+	"$python" -c "import site; open(site.getsitepackages()[0] + '/engines.pth', 'w').write('$folder/torch\n$here/omni\n')"
 done
 touch "$folder/ok"

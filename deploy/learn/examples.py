@@ -3,7 +3,7 @@
 learned.
 
     examples.py [--example grpo_sums.py] [--seeds 0 1 2] [--out FOLDER] [--meander bin/meander] [--engine vllm=URL]
-            [--teacher ADAPTER] [-- flags of the example]
+            [--teacher ADAPTER] [--model FOLDER] [-- flags of the example]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from learn import ROOT, TRAINERS, arguments, beside, pipeline  # noqa: E402
+from learn import folder as model_folder  # noqa: E402
 
 TEACHER_SEED = 0
 SMOOTH = 5  # updates: a batch has other prompts each time
@@ -41,18 +42,19 @@ def main() -> None:
     parser.add_argument("--example", choices=list(MODELS), default="grpo_sums.py")
     parser.add_argument(
         "--engine", default="",
-        help="vllm=URL or sglang=URL: a server that draws the tokens, started with --enable-lora"
+        help="vllm=URL or sglang=URL: a server that draws the tokens, which takes adapters, or whole weights (--whole)"
     )
     parser.add_argument(
         "--teacher", type=Path,
         help="of distill_sums.py: the teacher's adapter of the model; default one that grpo_sums.py trains first"
     )
+    parser.add_argument("--model", help="a folder, in place of the example's own model; named as that is")
     parser.add_argument("flags", nargs="*", help="of the example, behind --")
     args = parser.parse_args()
-    model = MODELS[args.example]
+    model = args.model or MODELS[args.example]
     python = [sys.executable]
-    flags = ["--model", str(ROOT / "deploy/models" / model), *args.flags]
-    if model == "signs":
+    flags = ["--model", model_folder(model), *args.flags]
+    if MODELS[args.example] == "signs":
         python += ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
         flags = ["--held-out", str(ROOT / "deploy/learn/held_out.jsonl"), *flags]
 
@@ -90,7 +92,7 @@ def teacher(meander: str, out: Path, url: str, model: str, adapter: Path | None)
         yield
         return
     command = [
-        meander, "teacher", "--nats", url, "--model", str(ROOT / "deploy/models" / model), "--adapter", str(adapter),
+        meander, "teacher", "--nats", url, "--model", model_folder(model), "--adapter", str(adapter),
         "--name", "teacher"
     ]
     with beside(command, os.environ, out / "teacher.log") as process:

@@ -62,6 +62,9 @@ func (p *Pool) UnloadAdapter(ctx context.Context, name string) {
 	wait.Wait()
 }
 
+// errNoAdapters says that a server was started so that it takes no adapters.
+var errNoAdapters = errors.New("it takes no adapters")
+
 // loadAdapter is Pool.LoadAdapter for one server.
 func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
 	models, err := s.models(ctx)
@@ -74,8 +77,8 @@ func (s *Server) loadAdapter(ctx context.Context, name, folder string) error {
 		return nil
 	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed,
 		status > 0 && strings.Contains(err.Error(), "not enabled"):
-		return fmt.Errorf("%w; it takes adapters if it is started with %s, and must be able to read %s", err,
-			s.dialect.need, folder)
+		return fmt.Errorf("%w: %w; it takes them if it is started with %s, and must be able to read %s", errNoAdapters,
+			err, s.dialect.need, folder)
 	case status > 0 && strings.Contains(err.Error(), "add_lora"): // with status 500: what its worker says of the files
 		return fmt.Errorf("%w: %w", ErrRefused, err)
 	}

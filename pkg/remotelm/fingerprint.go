@@ -155,6 +155,9 @@ func (s *Server) measure(ctx context.Context, temperature float64, top int) (val
 		r.TopK = 2
 	}
 	err = s.generate(ctx, r, top, func(e event) bool {
+		for _, w := range e.weights {
+			s.version = w.Version
+		}
 		for _, t := range e.tokens {
 			of := map[int32]float64{t.id: t.value}
 			for i, id := range t.ids {

@@ -27,8 +27,10 @@ type Pool struct {
 	all    []*member
 
 	mu       sync.Mutex
-	first    *Server           // the first that could be used; nil: none yet
-	adapters map[string]string // the folders of those that each server must have loaded, by name
+	first    *Server              // the first that could be used; nil: none yet
+	adapters map[string]string    // the folders of those that each server must have loaded, by name
+	weights  map[string]string    // the folders of whole weights, by name
+	numbers  map[string][]float64 // those of the first server that had weights of a name
 	// rechecked is when a request that waits for a paused server last had the servers checked.
 	rechecked time.Time
 }
@@ -37,7 +39,9 @@ type Pool struct {
 type member struct {
 	kind string
 	http *remotehttp.Client
-	now  atomic.Pointer[Server] // as it was when it last joined
+	now  atomic.Pointer[Server] // as it was when it last joined, or got weights
+	has  string                 // the name of its weights
+	died int                    // how often in a row it was lost while it loaded weights
 }
 
 // String returns the kind and the address of the server.
@@ -54,11 +58,19 @@ func NewPool(c Config) (*Pool, error) {
 		return nil, fmt.Errorf("%w: %w", ErrRefused, err)
 	}
 	c.Patience, c.Pause = cmp.Or(c.Patience, time.Minute), cmp.Or(c.Pause, 200*time.Millisecond)
-	p := &Pool{config: c, name: name, adapters: map[string]string{}}
-	for _, base := range bases {
-		p.all = append(p.all, &member{kind: name, http: remotehttp.New(base, c.Key, c.Patience)})
+	p := &Pool{
+		config: c, name: name, adapters: map[string]string{}, weights: map[string]string{},
+		numbers: map[string][]float64{},
+	}
+	for _, base := range bases { // generate has the patience of requests, and weights load for longer
+		p.all = append(p.all, &member{kind: name, http: remotehttp.New(base, c.Key, longest)})
+	}
+	var change func(context.Context, *member, string) error
+	if c.Whole {
+		change = p.switchTo
 	}
 	p.Pool = pool.New(remotehttp.Pooled(pool.Config[*member]{
+		Switch: change,
 		// No request is given up for its server's health: a stream that falls silent ends by itself.
 		Members: p.all, Most: max(1, c.Concurrency), Join: p.join,
 		Probe: func(ctx context.Context, m *member) error {
@@ -90,26 +102,33 @@ func (p *Pool) join(ctx context.Context, m *member) error {
 	if err != nil {
 		return err
 	}
-	alone := len(p.all) == 1
 	p.mu.Lock()
-	first, adapters := cmp.Or(p.first, s), maps.Clone(p.adapters)
+	adapters := maps.Clone(p.adapters)
+	p.mu.Unlock()
+	for name, folder := range adapters {
+		err := s.loadAdapter(ctx, name, folder)
+		if s.facts.Adapters = !errors.Is(err, errNoAdapters); err != nil && (s.facts.Adapters || !s.facts.Whole) {
+			return err
+		}
+	}
+	p.mu.Lock()
+	first := cmp.Or(p.first, s)
 	p.mu.Unlock()
 	if err := s.sameFacts(first); err != nil {
 		return err
 	}
-	if err := s.sameNumbers(first); err != nil && !alone {
+	m.has = weightsOf(s.version)
+	if m.has != asStarted && !p.config.Whole {
+		return fmt.Errorf("%w: it has weights that a sampler pushed, %s: restart it", ErrRefused, m.has)
+	}
+	if err := p.compare(s, m.has); err != nil {
 		return err
 	}
 	p.mu.Lock()
-	if alone || p.first == nil {
+	if len(p.all) == 1 || p.first == nil {
 		p.first = s
 	}
 	p.mu.Unlock()
-	for name, folder := range adapters {
-		if err := s.loadAdapter(ctx, name, folder); err != nil {
-			return err
-		}
-	}
 	m.now.Store(s)
 	return nil
 }
@@ -181,7 +200,8 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 			case ctx.Err() == nil && errors.Is(err, pool.ErrPaused):
 				yield(Chunk{}, fmt.Errorf("%w: paused for %v: %w", ErrAway, p.config.Patience, err))
 				return
-			case ctx.Err() != nil, errors.Is(err, ErrAway), errors.Is(err, ErrRefused) && p.Uses(broken.Member):
+			case ctx.Err() != nil, errors.Is(err, ErrAway), errors.Is(err, ErrWeights), errors.Is(err, ErrChanged),
+				errors.Is(err, ErrRefused) && p.Uses(broken.Member):
 				yield(Chunk{}, err)
 				return
 			}
@@ -216,14 +236,18 @@ func (p *Pool) Stream(ctx context.Context, r Request) iter.Seq2[Chunk, error] {
 // with its events, see Server.generate. It returns the lease, which has ended.
 func (p *Pool) send(ctx context.Context, broken *pool.Lease[*member], r Request, each func(*Server, event) bool,
 ) (l *pool.Lease[*member], err error) {
-	if l, err = p.Acquire(ctx, broken, ""); err != nil {
+	weights := ""
+	if p.config.Whole {
+		weights = r.weights()
+	}
+	if l, err = p.Acquire(ctx, broken, weights); err != nil {
 		return nil, err
 	}
 	defer func() {
 		switch {
 		case ctx.Err() != nil:
 			l.Done(ctx.Err())
-		case errors.Is(err, pool.ErrPaused):
+		case errors.Is(err, pool.ErrPaused), errors.Is(err, ErrChanged):
 			l.Out(err)
 		case lost(err, r), (disconnected(err) || shutOut(err)) && p.Used() > 1:
 			l.Out(err)
@@ -232,7 +256,12 @@ func (p *Pool) send(ctx context.Context, broken *pool.Lease[*member], r Request,
 		}
 	}()
 	s := l.Member.now.Load()
-	if err = s.generate(l.Context, r, s.topCount(), func(e event) bool { return each(s, e) }); err != nil {
+	var changed error
+	err = s.generate(l.Context, r, s.topCount(), func(e event) bool {
+		changed = r.drawnWith(e.weights)
+		return changed == nil && each(s, e)
+	})
+	if err = cmp.Or(changed, err); err != nil {
 		if errors.Is(err, pool.ErrOverloaded) && ctx.Err() == nil && s.dialect.paused != nil &&
 			s.dialect.paused(ctx, s) {
 			err = &remotehttp.StatusError{

@@ -46,6 +46,7 @@ var (
 	ErrSilent  = remotehttp.ErrSilent
 	ErrGarbage = remotehttp.ErrGarbage
 	ErrAway    = pool.ErrAway
+	ErrWeights = pool.ErrWeights
 	ErrAborted = errors.New("aborted by the server")
 	errCut     = errors.New("the answer breaks off")
 )
@@ -68,6 +69,10 @@ type Config struct {
 	Key string
 	// Concurrency is the most requests that each server gets at once; 0: one.
 	Concurrency int
+	// Whole has the whole weights of the servers change, by Pool.AddWeights.
+	Whole bool
+	// Loading is called when a server loads the whole weights of a folder, for which requests wait; nil: no call.
+	Loading func(server, folder string)
 	remotehttp.Hooks
 	// Resumed is called with the reason each time a stream that broke off is asked for again; nil: no call.
 	Resumed func(err error)
@@ -86,6 +91,9 @@ type Facts struct {
 	MaxTokens int
 	// Route is the path of requests for tokens.
 	Route string
+	// Whole reports whether it takes whole weights while it runs, and names those of its answers; only with
+	// Config.Whole. Adapters is false if it takes no adapters, and whole weights alone.
+	Whole, Adapters bool
 }
 
 // Request asks for the tokens that follow a list of tokens.
@@ -94,6 +102,9 @@ type Request struct {
 	ID string
 	// Adapter is the name of the adapter to draw with, see Pool.LoadAdapter; empty: none.
 	Adapter string
+	// Weights is the name of the whole weights to draw with, see Pool.AddWeights; empty: those that servers were
+	// started with.
+	Weights string
 	// IDs are the tokens so far, at least one.
 	IDs []int32
 	// MaxTokens is the most tokens to draw, at least one. A token of Stop ends the answer and is part of it.
@@ -146,6 +157,8 @@ type Server struct {
 	config  Config
 	dialect *dialect
 	facts   Facts
+	root    string    // the model that it was started with, by the name or the path that it reads
+	version string    // its name for the weights of the probe's answer; empty: it says none
 	numbers []float64 // those of the tokens that follow ProbeIDs: of all by id, or the largest
 	http    *remotehttp.Client
 }
@@ -164,6 +177,8 @@ type dialect struct {
 	parseEvent func(f Facts, data []byte, before []int32) (event, error)
 	// load and unload are the paths by which the server takes adapters while it runs, need what it must have for it.
 	load, unload, need string
+	// reload has the server load the whole weights of a folder, and call them name.
+	reload func(ctx context.Context, s *Server, folder, name string) error
 	// paused reports whether the server says that it is paused; nil: it has no route that says so.
 	paused func(ctx context.Context, s *Server) bool
 	// release makes the server drop a request whose stream is closed before its end; nil: it does so itself.
@@ -190,14 +205,16 @@ type scored struct {
 // newServer finds out the Facts of a server. An error that wraps ErrRefused says that the server cannot be used; after
 // any other error it may not have started yet, and a retry may help.
 func newServer(ctx context.Context, c Config, name string, http *remotehttp.Client) (*Server, error) {
-	s := &Server{config: c, facts: Facts{Name: name}, http: http, dialect: dialects[name]}
+	s := &Server{config: c, facts: Facts{Name: name, Adapters: true}, http: http, dialect: dialects[name]}
 	if err := s.dialect.discover(ctx, s, &s.facts); err != nil {
 		if routeClosed(err) {
 			err = fmt.Errorf("%w%s", err, s.otherKind(ctx))
 		}
 		return nil, err
 	}
-	return s, s.fingerprint(ctx)
+	err := s.fingerprint(ctx)
+	s.facts.Whole = s.facts.Whole && c.Whole && s.version != ""
+	return s, err
 }
 
 // sameFacts returns an error if the server is not what the first server of its pool was, when it joined.
@@ -205,23 +222,32 @@ func (s *Server) sameFacts(first *Server) error {
 	was, is := first.facts, s.facts
 	if was.Model = is.Model; was != is { // each has a name of its own for the model
 		return fmt.Errorf("it is release %s with %s numbers in %s by %s, %d tokens; the lane was announced with "+
-			"release %s, %s in %s by %s, %d tokens: restart it, or the sampler", is.Version, is.Values,
+			"release %s, %s in %s by %s, %d tokens%s: restart it, or the sampler", is.Version, is.Values,
 			is.Precision, is.Route,
-			is.MaxTokens, was.Version, was.Values, was.Precision, was.Route, was.MaxTokens)
+			is.MaxTokens, was.Version, was.Values, was.Precision, was.Route, was.MaxTokens, weightsDiffer(was, is))
 	}
 	return nil
 }
 
+// weightsDiffer says which of two servers takes which weights.
+func weightsDiffer(was, is Facts) string {
+	if was.Whole == is.Whole && was.Adapters == is.Adapters {
+		return ""
+	}
+	return fmt.Sprintf("; it takes whole weights: %v, adapters: %v, and the lane was announced with %v, %v", is.Whole,
+		is.Adapters, was.Whole, was.Adapters)
+}
+
 // sameNumbers returns an error if the server has other weights than the first server of its pool, by its numbers for a
-// fixed prompt. Pool.join calls it: the pool then leaves this server out and uses the others.
-func (s *Server) sameNumbers(first *Server) error {
-	if len(s.numbers) != len(first.numbers) {
+// fixed prompt. The pool then leaves this server out and uses the others.
+func (s *Server) sameNumbers(first []float64) error {
+	if len(s.numbers) != len(first) {
 		return fmt.Errorf("it gives %d numbers for a token, the other servers %d: start it with their options "+
-			"(--max-logprobs)", len(s.numbers), len(first.numbers))
+			"(--max-logprobs)", len(s.numbers), len(first))
 	}
 	off := 0.0
 	for i := range s.numbers {
-		off += math.Abs(s.numbers[i]-first.numbers[i]) / float64(len(s.numbers))
+		off += math.Abs(s.numbers[i]-first[i]) / float64(len(s.numbers))
 	}
 	if most := numberTolerance[s.facts.Precision]; !(off <= most) {
 		return fmt.Errorf("its numbers for a fixed prompt are %.2g away from those of the other servers, of which %g "+

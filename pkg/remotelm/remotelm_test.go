@@ -42,9 +42,12 @@ type told struct {
 	err     error
 }
 
-func draw(ctx context.Context, s *remotelm.Pool) (all told) {
+func draw(ctx context.Context, s *remotelm.Pool) told { return drawWith(ctx, s, "") }
+
+func drawWith(ctx context.Context, s *remotelm.Pool, weights string) (all told) {
 	r := remotelm.Request{
 		ID: "r", IDs: []int32{305, 263}, MaxTokens: 8, Stop: []int32{306}, Temperature: 1, TopP: 1, Seed: 3,
+		Weights: weights,
 	}
 	for c, err := range s.Stream(ctx, r) {
 		if err != nil {

@@ -18,8 +18,8 @@ import (
 var sglang = dialect{
 	discover: discoverSGLang, routes: []string{"/generate"}, requestBody: sglangBody, parseEvent: parseSGLang,
 	processedKind: Tempered, load: "/load_lora_adapter", unload: "/unload_lora_adapter",
-	need:    "--enable-lora, --max-lora-rank and --lora-target-modules",
-	release: abortSGLang,
+	need:   "--enable-lora, --max-lora-rank and --lora-target-modules",
+	reload: reloadSGLang, release: abortSGLang,
 }
 
 // abortSGLang aborts a request: when only its connection closes, it may stay in the queue of the server.
@@ -36,6 +36,7 @@ func discoverSGLang(ctx context.Context, s *Server, f *Facts) error {
 	var server struct {
 		Version string `json:"version"`
 		Context *int   `json:"context_length"`
+		Path    string `json:"model_path"` // what it was started with
 	}
 	if err := s.askEither(ctx, &server, "/server_info", "/get_server_info"); err != nil {
 		return err
@@ -46,7 +47,7 @@ func discoverSGLang(ctx context.Context, s *Server, f *Facts) error {
 	if err := s.askEither(ctx, &model, "/model_info", "/get_model_info"); err != nil {
 		return err
 	}
-	f.Version, f.Model = server.Version, model.Path
+	f.Version, f.Model, s.root, f.Whole = server.Version, model.Path, server.Path, server.Path != ""
 	if server.Context != nil {
 		f.MaxTokens = *server.Context
 	}

@@ -17,7 +17,7 @@ var vllm = dialect{
 	discover: discoverVLLM, routes: []string{vllmTokens, "/v1/completions"}, requestBody: vllmBody,
 	parseEvent: parseVLLM, processedKind: Processed, load: "/v1/load_lora_adapter", unload: "/v1/unload_lora_adapter",
 	need:   "--enable-lora and with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment",
-	paused: pausedVLLM,
+	reload: reloadVLLM, paused: pausedVLLM,
 }
 
 const vllmTokens = "/inference/v1/generate"
@@ -44,7 +44,8 @@ func discoverVLLM(ctx context.Context, s *Server, f *Facts) error {
 	}
 	for _, m := range models {
 		if m.Parent == nil { // not an adapter of another
-			f.Version, f.Model, f.MaxTokens = version.Version, m.ID, m.Tokens
+			f.Version, f.Model, f.MaxTokens, s.root = version.Version, m.ID, m.Tokens, m.Root
+			f.Whole = m.Root != "" && s.http.Ask(ctx, http.MethodGet, "/weight_info", nil, nil) == nil
 			return nil
 		}
 	}
@@ -54,6 +55,7 @@ func discoverVLLM(ctx context.Context, s *Server, f *Facts) error {
 // servedModel is an entry of /v1/models: the server's model, or an adapter of it, which has a parent.
 type servedModel struct {
 	ID     string  `json:"id"`
+	Root   string  `json:"root"` // what it was started with
 	Parent *string `json:"parent"`
 	Tokens int     `json:"max_model_len"`
 }

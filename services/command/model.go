@@ -55,7 +55,7 @@ Exit status: 0 it can, 1 it cannot.`,
 	}
 	info.Flags().StringVar(&engine, "engine", "",
 		"torch or torch=ADDRESS where a worker computes the model; default this program")
-	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class", "family")
+	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class", "family", "network")
 	c.AddCommand(info, fetchCommand(a))
 	return c
 }

@@ -177,6 +177,10 @@ func resolveArguments(s *schemas.Sampling, pipeline *model.Pipeline, p *schemas.
 	if _, given := s.Arguments[model.NegativePrompt]; given {
 		return errors.New("arguments: negative_prompt; must be absent: give the prompt's negative_prompt")
 	}
+	beside, err := scalesBeside(s, pipeline, p)
+	if err != nil {
+		return err
+	}
 	values, err := pipeline.Values(s.Arguments)
 	if err != nil {
 		return err
@@ -205,6 +209,10 @@ func resolveArguments(s *schemas.Sampling, pipeline *model.Pipeline, p *schemas.
 			return err
 		}
 	}
+	if beside != "" && pipeline.Guidance != "" && s.TrueCFGScale <= 1 {
+		return fmt.Errorf("%s: given; must be absent with true_cfg_scale %g, which is without guidance", beside,
+			s.TrueCFGScale)
+	}
 	s.Arguments = nil
 	for name, v := range values {
 		if s.Arguments == nil {
@@ -213,6 +221,37 @@ func resolveArguments(s *schemas.Sampling, pipeline *model.Pipeline, p *schemas.
 		s.Arguments[name] = model.Canonical(v)
 	}
 	return nil
+}
+
+// scalesBeside gives the settings of guidance that a pipeline has as arguments of its own to those, and returns one of
+// them that has no effect without guidance.
+func scalesBeside(s *schemas.Sampling, pipeline *model.Pipeline, p *schemas.Prompt) (beside string, err error) {
+	s.Arguments = maps.Clone(s.Arguments)
+	for _, x := range []struct {
+		field, argument string
+		given           *float64
+		resolved        *float64
+	}{
+		{"guidance", "guidance_scale", p.Guidance, &s.Guidance},
+		{"guidance_rescale", "guidance_rescale", p.GuidanceRescale, &s.GuidanceRescale},
+		{"true_cfg_scale_2", "guidance_scale_2", p.TrueCFGScale2, &s.TrueCFGScale2},
+	} {
+		if x.given == nil || x.argument == pipeline.Guidance || !pipeline.HasArgument(x.argument) {
+			continue
+		}
+		if _, twice := s.Arguments[x.argument]; twice {
+			return "", fmt.Errorf("arguments: %s; must be absent beside %s, which it is", x.argument, x.field)
+		}
+		if s.Arguments == nil {
+			s.Arguments = map[string]string{}
+		}
+		s.Arguments[x.argument] = model.Canonical(*x.given)
+		*x.resolved = 0
+		if x.field != "guidance" {
+			beside = x.field
+		}
+	}
+	return beside, nil
 }
 
 // resolveUnguided refuses scales of guidance that have no effect because no negative prompt is given, and has the
@@ -247,7 +286,7 @@ func checkBeside(
 	for _, f := range schemas.Fields(v.Type()) {
 		guides := f.Through == "cfg_scales" && pipeline.Guidance == "" || f.Name == "guidance_rescale"
 		if guides && f.Name != "true_cfg_scale" && !f.In(v).IsZero() {
-			refuse(f.Name, "it guides inside; give an argument of it")
+			refuse(f.Name, "no argument of it is one; a pipeline of your own may have it (family)")
 		}
 	}
 	for _, f := range []struct {

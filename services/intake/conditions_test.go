@@ -6,6 +6,7 @@ import (
 	pixels "image"
 	"image/color"
 	"image/png"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -131,6 +132,8 @@ func TestResolve_ConditionsRefused(t *testing.T) {
 		{"negative prompt", "", arguments("negative_prompt", "x"), "arguments: negative_prompt; must be absent"},
 		{"two scales", "", also(func(p *P) { p.TrueCFGScale, p.Arguments = new(3.), map[string]string{"scale": "2"} }), "arguments: scale: 2; must be absent beside true_cfg_scale 3"},
 		{"a second scale", "", also(func(p *P) { p.GuidanceRescale = new(0.5) }), "guidance_rescale: given; must be absent"},
+		{"a second network", "", also(func(p *P) { p.TrueCFGScale2 = new(2.) }), "true_cfg_scale_2: 2; must be absent, model "},
+		{"an input of the network", "", also(func(p *P) { p.Guidance = new(2.) }), "guidance: 2; must be absent, the network of model "},
 		{"negative", "", also(func(p *P) { p.NegativePrompt = new("blur") }), "negative_prompt: given; must be absent"},
 		{"a reward that sees a mask", "", also(func(p *P) { p.Reward = []schemas.RewardSpec{{Name: "unchanged"}} }), `reward[0]: name: "unchanged"; sees the conditions image and mask: the prompt must have a condition of type mask`},
 		{"conditioning", "", also(func(p *P) { p.Rollout.ReturnConditioning = true }), "rollout.return_conditioning: given; must be absent"},
@@ -186,6 +189,45 @@ func TestConditions_Stored(t *testing.T) {
 	})))
 	if r.Accepted || !strings.Contains(r.Error, "conditions: image.ref") {
 		t.Errorf("a blob that is not stored: %+v", r)
+	}
+}
+
+// Settings of guidance are the arguments that a pipeline has for them, by its own names.
+func TestResolve_GuidanceByArguments(t *testing.T) {
+	policy := qwen()
+	inputs := []model.Input{{Name: "true_cfg_scale", Type: model.InputNumber}}
+	for _, name := range []string{"guidance_scale", "guidance_rescale", "guidance_scale_2"} {
+		inputs = append(inputs, model.Input{Name: name, Type: model.InputNumber})
+	}
+	var err error
+	policy.Pipeline, err = json.Marshal(&model.Pipeline{
+		Class: "FluxPipeline", Guidance: "true_cfg_scale", Arguments: inputs,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	resolve := func(scale float64, arguments map[string]string) ([]*schemas.Request, error) {
+		p := &schemas.Prompt{UID: "u", Prompt: "a fox"}
+		p.TrueCFGScale, p.Guidance, p.Arguments = new(scale), new(3.5), arguments
+		p.GuidanceRescale, p.TrueCFGScale2 = new(0.7), new(2.)
+		return Resolve("run", p, policy, Origin{Created: time.Unix(1, 0), Reward: []string{"synthetic"}})
+	}
+	list, err := resolve(4, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"guidance_scale": "3.5", "guidance_rescale": "0.7", "guidance_scale_2": "2"}
+	if r := list[0]; !maps.Equal(r.Arguments, want) || r.TrueCFGScale != 4 || r.Guidance != 0 ||
+		r.GuidanceRescale != 0 || r.TrueCFGScale2 != 0 || r.BoundaryRatio != 0 {
+		t.Errorf("%v, %+v; want %v and nothing beside", r.Arguments, r.Sampling, want)
+	}
+	if _, err := resolve(4, map[string]string{"guidance_scale": "2"}); err == nil ||
+		!strings.Contains(err.Error(), "arguments: guidance_scale; must be absent beside guidance, which it is") {
+		t.Errorf("both: %v", err)
+	}
+	if _, err := resolve(1, nil); err == nil ||
+		!strings.Contains(err.Error(), "true_cfg_scale_2: given; must be absent with true_cfg_scale 1") {
+		t.Errorf("without guidance: %v", err)
 	}
 }
 

@@ -141,9 +141,9 @@ func resolveImageSettings(run schemas.Run, p *schemas.Prompt, policy *schemas.Po
 		return nil, fmt.Errorf("cfg_from, cfg_until: %g, %g; must be absent with scheduled_sampling, whose steps are "+
 			"single timesteps", s.CFGFrom, s.CFGUntil)
 	}
-	if p.Guidance != nil && policy.Guidance == 0 {
+	if s.Guidance != 0 && policy.Guidance == 0 {
 		return nil, fmt.Errorf("guidance: %g; must be absent, the network of model %q has no such input; "+
-			"true_cfg_scale is the scale of classifier-free guidance", *p.Guidance, policy.Model)
+			"true_cfg_scale is the scale of classifier-free guidance", s.Guidance, policy.Model)
 	}
 	if s.Frames == 1 {
 		s.Frames = 0 // an image, as an absent one

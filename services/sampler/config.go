@@ -156,6 +156,7 @@ func (c Config) validateEngine() (err error) {
 		{"generic", c.Generic && !torch, "without --engine torch"},
 		{"trust_class", c.TrustClass && !torch, "without --engine torch"},
 		{"family", c.Family != "" && !torch, "without --engine torch"},
+		{"network", c.Network != "" && !torch, "without --engine torch"},
 		{"text_encoder_device", c.TextEncoderDevice != "" && !torch, "without --engine torch"},
 		{"engine_key", c.EngineKey != "" && c.Engine == "", "without engine"},
 		{"engine_adapters", c.EngineAdapters != "" && c.Engine == "", "without engine"},

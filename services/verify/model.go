@@ -76,6 +76,10 @@ func (v *verifier) openOnDevices(ctx context.Context, name, backend string) (*mo
 	if err := checkFamily(v.options.Family, backend, worker, t.Engine == "torch"); err != nil {
 		return nil, &SettingError{err}
 	}
+	if v.options.Network != "" && !worker {
+		return nil, &SettingError{fmt.Errorf("network: %q; must be absent: no worker computes", v.options.Network)}
+	}
+	t.Network = cmp.Or(v.options.Network, t.Network)
 	if t.Family = v.options.Family; worker {
 		t.Wait, t.Adapter, t.AdapterScale = joinWithin, v.options.Open.Adapter, v.options.Open.AdapterScale
 		return t.Open(ctx, name, v.options.Open.Progress, v.options.Log)

@@ -63,6 +63,7 @@ type Options struct {
 	Engine    string `key:"engine" help:"torch or torch=ADDRESS where a worker computes the model; none: this program does; default what the backend of the samples names"`
 	EngineKey string `key:"-"`
 	Family    string `key:"family" help:"FILE.py:NAME of samples that a family or a pipeline of your own made"`
+	Network   string `key:"network" help:"with a worker that starts: diffusers or vllm-omni; default what made the samples"`
 	// Log is told what happens to a worker.
 	Log zerolog.Logger `key:"-"`
 	// Models are the known families of image models; empty: those of this project.

@@ -127,19 +127,21 @@ func (f *Full) Shapes() Shapes {
 	return s
 }
 
-// Save writes the files to a new folder in one that it makes if need be, under the names that diffusers gives them. The
-// folder is there with all of them or not at all; it is no error that it is there already.
-func (f *Full) Save(dir string) error {
+// Save writes the files to a new folder in one that it makes if need be, under the names that diffusers and
+// transformers give them; path is that of the only file without its ending. The folder is there with all of them or not
+// at all; it is no error that it is there already.
+func (f *Full) Save(path string) error {
+	dir, stem := filepath.Split(path)
+	dir = filepath.Clean(dir)
 	parent := filepath.Dir(dir)
 	if err := errors.Join(os.MkdirAll(parent, 0o755), os.Chmod(parent, 0o755)); err != nil {
 		return fmt.Errorf("write weights: %w", err)
 	}
-	return saveFolder(dir, "weights", f.write)
+	return saveFolder(dir, "weights", func(made string) error { return f.write(made, stem) })
 }
 
 // write writes the files to a folder, and where there are several the index of their tensors.
-func (f *Full) write(dir string) error {
-	const stem = "diffusion_pytorch_model"
+func (f *Full) write(dir, stem string) error {
 	if len(f.files) == 1 {
 		return f.CopyTo(filepath.Join(dir, stem+".safetensors"), 0, 0o644)
 	}

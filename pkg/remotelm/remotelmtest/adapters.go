@@ -17,11 +17,12 @@ func (s *Server) Adapters() map[string]string {
 	return maps.Clone(s.adapters)
 }
 
-// Restart makes the server forget its adapters, as one that was started again.
+// Restart makes the server forget its adapters and whole weights, as one that was started again.
 func (s *Server) Restart() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.adapters = nil
+	s.adapters, s.has.folder, s.has.version = nil, "", ""
+	s.down.Store(false)
 }
 
 // AdapterField is the field of a request that names its adapter.
@@ -107,9 +108,10 @@ func (s *Server) changeAdapter(w http.ResponseWriter, r *http.Request) {
 // answerCanary answers a canary with a token whose number follows from the bytes of the adapter's weights.
 func (s *Server) answerCanary(w http.ResponseWriter, model string) {
 	weights, _ := os.ReadFile(filepath.Join(s.Adapters()[model], "adapter_model.safetensors"))
-	number := -float64(crc32.ChecksumIEEE(weights)) / (1 << 30)
+	number := -float64(crc32.ChecksumIEEE(weights)^s.checksum()) / (1 << 30)
 	if s.Mode == SGLang {
 		fmt.Fprintf(w, `data: {"output_ids":[7],"meta_info":{"completion_tokens":1,"finish_reason":{"type":"length"},`+
+			`"weight_version":"default",`+
 			`"output_token_logprobs":[[%g,7,null]],"output_top_logprobs":[[[%g,7,null],[%g,8,null]]]}}`+"\n\n",
 			number, number, number-1)
 		return
@@ -117,6 +119,7 @@ func (s *Server) answerCanary(w http.ResponseWriter, model string) {
 	entry := map[string]any{"token_id": 7, "logprob": number}
 	choice := map[string]any{
 		"index": 0, "finish_reason": "length", "token_ids": []int{7},
+		"weight_versions": []any{map[string]any{"version": "default", "start": 0, "end": 1}},
 		"logprobs": map[string]any{"content": []any{map[string]any{
 			"token_id": 7, "logprob": number, "top_logprobs": []any{
 				entry,

@@ -57,13 +57,18 @@ type Server struct {
 	Row    func(logits []float64)
 	// NoAdapters makes it answer as one that was started without --enable-lora. It is set before a client asks.
 	NoAdapters bool
-	t          testing.TB
+	// DevMode opens the routes by which the weights of vLLM change; those of SGLang always are. Stale has it say that
+	// it has loaded weights, and draw with the old ones. Both are set before a client asks.
+	DevMode, Stale bool
+	t              testing.TB
 
 	mu      sync.Mutex
 	answers []Answer
 	asked   []map[string]any
 	// adapters has the folder of each adapter that a client has loaded, as vLLM with --enable-lora.
 	adapters map[string]string
+	has      weights
+	resets   int
 	down     atomic.Bool
 	wake     chan struct{}
 
@@ -136,6 +141,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(Recorded(s.t, "vllm-version.json"))
 	case path == "/v1/models":
 		s.listModels(w)
+	case s.DevMode && path == "/weight_info":
+		fmt.Fprint(w, `{"weight_version":"default"}`)
+	case s.isWeightsRoute(path):
+		s.changeWeights(w, r)
 	case s.Mode != SGLang && path == "/is_paused":
 		fmt.Fprintf(w, `{"is_paused":%v}`, s.paused.Load())
 	case s.paused.Load() && (path == "/v1/completions" || path == "/inference/v1/generate"):
@@ -173,6 +182,9 @@ func (s *Server) generate(w http.ResponseWriter, r *http.Request) {
 		text, _ := json.Marshal(fmt.Sprintf(says, model))
 		http.Error(w, fmt.Sprintf(`{"error":{"message":%s,"code":%d}}`, text, status), status)
 		return
+	}
+	if version, loads := s.Version(); loads > 0 || version != "default" {
+		w = named{w, version}
 	}
 	id := fmt.Sprint(body["request_id"], body["rid"])
 	if strings.Contains(id, "meander-canary") {
@@ -247,6 +259,10 @@ func (s *Server) row(top int) Answer {
 	}
 	if s.Row != nil {
 		s.Row(row)
+	}
+	scale := 1 + float64(s.checksum())/(1<<32)
+	for i := range row {
+		row[i] *= scale
 	}
 	if s.Mode != Logits {
 		sum := 0.0

@@ -44,6 +44,8 @@ func (f *WeightsFolder) Fit(n Network, c Change) (_ Change, err error) {
 		return c, Refuse("adapter: given, or weights; %s has those that it was started with", n.Backend())
 	case c.Full != nil && f.Tensors == nil:
 		return c, Refuse("weights: given; %s takes adapters only", n.Backend())
+	case c.Full == nil && f.Modules == nil:
+		return c, Refuse("adapter: given; %s takes whole weights only", n.Backend())
 	case c.Full != nil:
 		return c, refused(f.Tensors.Check(c.Full))
 	case len(c.Adapters) > 1:
@@ -62,10 +64,11 @@ func (f *WeightsFolder) SaveAdapter(a lora.Weighted, version string) (name strin
 	return name, a.Save(f.Path(name))
 }
 
-// SaveFull writes a whole transformer as a model of diffusers has it, and returns its name, of which version is a part.
-func (f *WeightsFolder) SaveFull(w *lora.Full, version string) (name string, err error) {
+// SaveFull writes a whole transformer into the folder of a model, to the file of a path there without its ending. It
+// returns the name of the model's folder, of which version is a part.
+func (f *WeightsFolder) SaveFull(w *lora.Full, version, file string) (name string, err error) {
 	name = f.newName(version)
-	if err := w.Save(filepath.Join(f.Path(name), "transformer")); err != nil {
+	if err := w.Save(filepath.Join(f.Path(name), file)); err != nil {
 		return "", errors.Join(err, f.Remove(name))
 	}
 	return name, nil

@@ -86,6 +86,9 @@ func TestTorchOf(t *testing.T) {
 		"torch-2.9.1/cuda/f32/encoders-cuda:1/vae-tiling/deterministic": {
 			Compute: models.Compute{DType: "f32", Deterministic: true}, TorchOptions: models.TorchOptions{Options: remote.Options{VAETiling: true}},
 		},
+		"torch-2.13.0/cpu/f32/diffusers-0.40.0/vllm-omni-0.30.0/nondeterministic": {
+			Compute: models.Compute{DType: "f32"}, TorchOptions: models.TorchOptions{Options: remote.Options{Network: "vllm-omni"}},
+		},
 	} {
 		want.Engine = "torch"
 		if got, ok := models.TorchOf(backend, models.Compute{}); !ok || !reflect.DeepEqual(got, want) {

@@ -86,6 +86,9 @@ func TorchOf(backend string, c Compute) (t Torch, ok bool) {
 		if strings.HasPrefix(part, "encoders-cpu") { // which GPU it was makes no difference
 			t.TextEncoderDevice = devices.CPU
 		}
+		if strings.HasPrefix(part, "vllm-omni-") {
+			t.Network = "vllm-omni"
+		}
 	}
 	t.Engine, t.Compute = engineTorch, c
 	return t, true

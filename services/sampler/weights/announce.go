@@ -143,16 +143,16 @@ func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	if modules == nil && v.options.Own.Adapter != "" {
 		return nil, fmt.Errorf("adapter: %q; the model %s takes none", v.options.Own.Adapter, p.Model)
 	}
-	if modules == nil {
+	if modules == nil && tensors == nil {
 		return p, nil
 	}
 	for _, t := range []struct {
 		of   interface{ Encode() ([]byte, error) }
 		none bool
 		ref  **schemas.Ref
-	}{{modules, false, &p.Modules}, {tensors, tensors == nil, &p.Tensors}} {
+	}{{modules, modules == nil, &p.Modules}, {tensors, tensors == nil, &p.Tensors}} {
 		if t.none {
-			continue // the model accepts adapters only
+			continue // the model accepts only the other
 		}
 		table, err := t.of.Encode()
 		if err != nil {

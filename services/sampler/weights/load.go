@@ -85,7 +85,7 @@ func (v *Versions) loadOn(ctx context.Context, device int, made *fetchedChange, 
 		if err != nil {
 			return err
 		}
-		if v.baseCanary == nil || v.baseDevice != device {
+		if p.Adapter != nil && (v.baseCanary == nil || v.baseDevice != device) {
 			if v.baseCanary, err = of.Canary(ctx); err != nil {
 				return err
 			}

@@ -22,11 +22,14 @@ MODULES = sorted((HERE / "meander").rglob("*.py"))
 PROJECT = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
 OPTIONAL = PROJECT["optional-dependencies"]
 # packages whose name is not that of their module
-REQUIRES = {"nats": "nats-py", "PIL": "pillow", "open_clip": "open_clip_torch", "ImageReward": "image-reward"}
+REQUIRES = {
+    "nats": "nats-py", "PIL": "pillow", "open_clip": "open_clip_torch", "ImageReward": "image-reward",
+    "vllm_omni": "vllm-omni",
+}  # fmt: skip
 # Modules of an extra of another name: any of these brings what they import.
 EXTRAS = {
     "media": ["images"], "conditions": ["images"], "batch": ["dataset"], "states": ["dataset"], "lane": ["trl", "verl"],
-    "certify": ["trl", "verl"],
+    "certify": ["trl", "verl"], "torch": ["torch", "omni"],
     "track": ["track", "wandb", "trackio", "dataset"], "rewards": ["rewards", "imagereward", "hpsv3"],
 }  # fmt: skip
 

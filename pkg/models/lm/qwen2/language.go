@@ -81,11 +81,12 @@ func (s chatCodec) encode(text string, err error) ([]int32, error) {
 	return ids, nil
 }
 
-// language is a model without its weights. modules is what adapters can change of them.
+// language is a model without its weights. modules is what adapters can change of them, tensors what they are.
 type language struct {
 	chatCodec
 	card    lm.Card
 	modules lora.Table
+	tensors lora.Shapes
 }
 
 // Card returns the card without the fields that need the weights.
@@ -93,6 +94,9 @@ func (l *language) Card() lm.Card { return l.card }
 
 // Modules returns what adapters can change of the weights, as Model.Modules does.
 func (l *language) Modules() lora.Table { return l.modules }
+
+// Tensors returns the shapes of the weights, as Model.Tensors does.
+func (l *language) Tensors() lora.Shapes { return l.tensors }
 
 // openLanguage implements Family.Language: it opens what turns conversations into ids, without
 // weights, for engines whose server has them. Errors are those of the folder's files.
@@ -108,6 +112,6 @@ func openLanguage(dir string) (lm.Language, error) {
 		}
 		card := c.card(dir, min(c.decoder.MaxPositions, mostPositions), 0)
 		card.Dated = s.template.dated
-		return &language{s, card, c.decoder.Modules(modulePrefix)}, nil
+		return &language{s, card, c.decoder.Modules(modulePrefix), shapesOf(c.decoder, card.MaxPositions)}, nil
 	})
 }

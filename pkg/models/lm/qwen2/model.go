@@ -104,9 +104,11 @@ func (m *Model) BaseDigest() string { return m.baseDigest }
 func (m *Model) Modules() lora.Table { return nn.Table(m.base.Projections(modulePrefix)) }
 
 // Tensors returns the shapes of the tensors of the checkpoint; a tied head is none of them.
-func (m *Model) Tensors() lora.Shapes {
+func (m *Model) Tensors() lora.Shapes { return shapesOf(m.config, m.positions) }
+
+func shapesOf(c *nn.DecoderConfig, positions int) lora.Shapes {
 	l := nn.NewLoader(&safetensors.Archive{}, nil)
-	load(l, m.config, m.positions)
+	load(l, c, positions)
 	return l.Expected()
 }
 

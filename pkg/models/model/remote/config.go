@@ -58,6 +58,7 @@ type Options struct {
 	Generic           bool   `key:"generic" help:"with --engine torch: compute the model's pipeline of diffusers as a whole, also where its network is known"`
 	TrustClass        bool   `key:"trust_class" help:"with --engine torch: try a class of diffusers that is not among those that are tested"`
 	Family            string `key:"family" help:"with --engine torch: FILE.py:NAME, a family or a pipeline of your own, a class of that Python file"`
+	Network           string `key:"network" help:"with --engine torch: what computes the network, diffusers or vllm-omni, the engine of vLLM-Omni; default diffusers"`
 	TextEncoderDevice string `key:"text_encoder_device" help:"with --engine torch: device of the text encoders, such as cpu or cuda:1, if one has no memory for all; default the same"`
 }
 
@@ -120,6 +121,7 @@ func (c Config) Check() error {
 			{"generic", c.Generic},
 			{"trust_class", c.TrustClass},
 			{"family", c.Family != ""},
+			{"network", c.Network != ""},
 			{"text_encoder_device", c.TextEncoderDevice != ""},
 		} {
 			if beside.given {
@@ -135,6 +137,9 @@ func (c Config) Check() error {
 	if c.Generic && c.Family != "" {
 		errs = append(errs, errors.New(
 			"generic: set; must be absent beside family, whose class says how it is computed"))
+	}
+	if c.Network != "" && c.Network != "diffusers" && c.Network != "vllm-omni" {
+		errs = append(errs, fmt.Errorf("network: %q; must be diffusers or vllm-omni", c.Network))
 	}
 	if file, name, _ := strings.Cut(c.Family, ".py:"); c.Family != "" && (file == "" || name == "") {
 		errs = append(errs, fmt.Errorf("family: %q; must be FILE.py:NAME, such as my_model.py:MyModel", c.Family))

@@ -106,6 +106,7 @@ func (c Config) flags() (args []string) {
 		{"--text-encoder-device", c.TextEncoderDevice},
 		{"--threads", strconv.Itoa(c.Threads)},
 		{"--family", c.Family},
+		{"--network", c.Network},
 	} {
 		if f[1] != "" && f[1] != "auto" && f[1] != "0" {
 			args = append(args, f[:]...)

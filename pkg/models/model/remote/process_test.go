@@ -76,7 +76,7 @@ func TestProcess_SaysItsSettings(t *testing.T) {
 	for says, options := range map[string]remote.Options{
 		"/compiled/nondeterministic": {Compile: true}, "/encoders-cuda:7/": {TextEncoderDevice: "cuda:7"},
 		"/vae-tiling/": {VAETiling: true}, "/generic/": {Generic: true}, "/trust-class/": {TrustClass: true},
-		"/family-Mine-0/": {Family: "mine.py:Mine"},
+		"/family-Mine-0/": {Family: "mine.py:Mine"}, "/vllm-omni-0/": {Network: "vllm-omni"},
 	} {
 		cfg := remote.Config{Options: options}
 		dir, spare := remotetest.Folder(t, class, 1), &remote.Spare{}

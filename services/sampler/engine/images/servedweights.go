@@ -48,7 +48,7 @@ func (s *Served) With(_ context.Context, c engine.Change) (engine.Network, error
 	var w remoteimage.Weights
 	if c.Full != nil {
 		n.digest = c.Digest
-		n.changed, err = s.weights.SaveFull(c.Full, n.digest)
+		n.changed, err = s.weights.SaveFull(c.Full, n.digest, "transformer/diffusion_pytorch_model")
 		w.Full = s.weights.Path(n.changed)
 	} else {
 		n.digest = lora.WeightsDigest(s.Digest(), c.Adapters...)

@@ -20,10 +20,14 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 	if s.config, err = configOf(at, l); err != nil {
 		return nil, err
 	}
-	if s.adapters, err = newAdapters(at.EngineAdapters, l); err != nil {
+	if s.adapters, err = newWeights(at.EngineAdapters, l); err != nil {
 		return nil, err
 	}
-	s.config.Hooks = at.Hooks(log)
+	s.config.Hooks, s.config.Whole = at.Hooks(log), s.adapters != nil
+	s.config.Loading = func(server, folder string) {
+		log.Info().Str("server", server).Str("folder", folder).
+			Msg("a server of the engine loads whole weights, and requests wait for it")
+	}
 	s.config.Resumed = func(err error) {
 		if s.pool.Away() == nil { // else that is said already
 			log.Warn().Err(err).Msg("an answer broke off; it is gone on with")
@@ -35,15 +39,29 @@ func Dial(ctx context.Context, at engine.Server, l lm.Language, log zerolog.Logg
 	if s.adapters != nil {
 		// Samples of the checkpoint are drawn with an adapter of zeros. vLLM computes requests without an adapter wrong
 		// on CPUs when it batches them with requests that have one: it takes the last of its adapters for them.
-		if s.adapter, err = s.save(s.adapters.Modules.Zero(), "base"); err != nil {
+		if s.own.adapter, err = s.save(s.adapters.Modules.Zero(), "base"); err != nil {
 			return nil, err
 		}
-		s.pool.AddAdapter(s.adapter, s.adapters.Path(s.adapter))
+		s.own.folder = s.own.adapter
+		s.pool.AddAdapter(s.own.adapter, s.adapters.Path(s.own.adapter))
 	}
 	if err = at.Reach(ctx, s.pool); err != nil {
-		err = errors.Join(err, s.Close())
+		return nil, errors.Join(err, s.Close())
 	}
-	return s, err
+	if s.adapters != nil {
+		s.takes(s.pool.Facts())
+	}
+	return s, nil
+}
+
+// takes leaves out of what a policy may change what the servers do not take.
+func (e *Served) takes(f remotelm.Facts) {
+	if !f.Whole {
+		e.adapters.Tensors = nil
+	}
+	if !f.Adapters {
+		e.adapters.Modules, e.own.adapter = nil, ""
+	}
 }
 
 // configOf returns how remotelm connects to the servers that draw the tokens of a model.

@@ -22,11 +22,11 @@ import (
 // Engine. Its draws do not follow schemas/noise.md, and its samples say so.
 type Served struct {
 	language lm.Language
-	pool     *remotelm.Pool // which networks with adapters share
+	pool     *remotelm.Pool // which networks with other weights share
 	config   remotelm.Config
 	adapters *engine.WeightsFolder
-	adapter  string // the servers' name for the network's adapter, one of zeros without a policy; empty: none
-	digest   string // of the weights with the adapter
+	own      saved
+	digest   string // of the network's own weights; empty: it has those of the servers
 
 	mu      sync.Mutex
 	changed chan struct{} // closed, and replaced, when a server has sent something
@@ -52,7 +52,7 @@ func (e *Served) facts() *schemas.Engine {
 	}
 }
 
-// Digest names the weights by the server, and by the adapter: their real digest is not known here.
+// Digest names weights that were not pushed by the server: their real digest is not known here.
 func (e *Served) Digest() string { return cmp.Or(e.digest, schemas.ServedBy(e.pool.Facts().Name)) }
 
 // context returns the most tokens that a prompt and its answer may have together.
@@ -76,7 +76,7 @@ func (e *Served) Policy() *schemas.Policy {
 func (e *Served) Abilities() engine.Abilities {
 	a := engine.Abilities{Servers: e.pool, Concurrency: e.pool.Size() * max(1, e.config.Concurrency)}
 	if e.adapters != nil {
-		a.Modules = e.adapters.Modules
+		a.Modules, a.Tensors = e.adapters.Modules, e.adapters.Tensors
 	}
 	return a
 }
@@ -227,7 +227,8 @@ func (p *servedEpisode) requestAnswer() {
 	}
 	r := remotelm.Request{
 		ID:        fmt.Sprintf("%s.%s.%d.%x", p.req.Run, p.req.UID, p.req.SampleIndex, time.Now().UnixNano()),
-		Adapter:   p.e.adapter,
+		Adapter:   p.e.own.adapter,
+		Weights:   p.e.own.whole,
 		IDs:       slices.Clone(p.ids),
 		MaxTokens: int(min(x.MaxNewTokens, int64(p.maxTokens-len(p.ids)))), Stop: stop,
 		Temperature: x.Temperature, TopP: x.TopP, MinP: x.MinP, TopK: int(x.TopK),
@@ -240,7 +241,8 @@ func (p *servedEpisode) requestAnswer() {
 func (p *servedEpisode) addChunk(c drawn) error {
 	if c.err != nil {
 		switch err := fmt.Errorf("draw tokens: %w", c.err); {
-		case errors.Is(err, remotelm.ErrAway), p.e.pool.Away() != nil:
+		case errors.Is(err, remotelm.ErrAway), errors.Is(err, remotelm.ErrWeights), // the one that has them is away
+			errors.Is(err, remotelm.ErrChanged), p.e.pool.Away() != nil:
 			return fmt.Errorf("%w: %w", engine.ErrAway, err)
 		case errors.Is(err, remotelm.ErrRefused):
 			return bus.Terminal(schemas.CodeFailed, err)

@@ -16,7 +16,10 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from .family import Family
 
 EX_CONFIG = 78
 """Exit status for what a restart does not help."""
@@ -115,6 +118,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     p.add_argument(
         "--family", default="", metavar="FILE.py:NAME", help="a family or a pipeline of your own, a class of that file"
     )
+    p.add_argument(
+        "--network",
+        default="diffusers",
+        choices=("diffusers", "vllm-omni"),
+        help="what computes the networks (default %(default)s); vllm-omni: the engine of vLLM-Omni in this process, "
+        "for Qwen-Image alone, on one device, with the packages of meander-rl[omni]",
+    )
     a = p.parse_args(argv)
     if (a.socket is None) == (a.listen is None):
         p.error("--socket or --listen: one of them is needed")
@@ -126,6 +136,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         p.error("--generic: set; must be absent beside --family, whose class says how it is computed")
     if a.compile and a.deterministic:
         p.error("--compile: set; must be absent beside --deterministic, its kernels depend on what ran before")
+    if a.network != "diffusers":
+        beside = ("generic", "trust_class", "family", "compile", "text_encoder_device")
+        if given := next((n for n in beside if getattr(a, n)), ""):
+            p.error(f"--{given.replace('_', '-')}: set; must be absent beside --network {a.network}, which has it not")
     if a.threads < 0 or a.max_rows < 1:
         p.error("--threads: must be at least 0; --max-rows: at least 1")
     a.dtype = _DTYPES[a.dtype]
@@ -141,7 +155,13 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
         raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-rl[torch]'")
     from .server import Server, Worker
 
-    family = families.find(Folder(a.model), a.generic, a.trust_class, a.family)
+    if a.network == "vllm-omni":
+        from . import omni
+
+        engine_of: Any = omni.OmniEngine
+        family: Family = omni.find(Folder(a.model))
+    else:
+        engine_of, family = None, families.find(Folder(a.model), a.generic, a.trust_class, a.family)
     family.check()
     family.folder.fingerprint  # noqa: B018 # it is read before hello, which answers at once
     token = _read_token(a.token_file) if a.listen is not None else ""
@@ -175,7 +195,7 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
         def make(say):  # type: ignore[no-untyped-def]
             from .engine import Settings, make_engine
 
-            return make_engine(
+            return (engine_of or make_engine)(
                 family,
                 Settings(
                     a.device, a.dtype, a.text_encoder_device, a.deterministic, a.threads, a.max_rows, a.compile,

@@ -55,6 +55,12 @@ OF_NETWORKS = {
 OF_PIPELINES = dict.fromkeys(("image_encoder", "feature_extractor"), "of images as prompts, which no call gives")
 """Parts that pipelines do without."""
 
+ACCOUNTED = {
+    "StableDiffusion3Pipeline", "FluxPipeline", "Flux2Pipeline", "Flux2KleinPipeline", "ZImagePipeline", "WanPipeline",
+    "HunyuanVideoPipeline", "LTXPipeline",
+}  # fmt: skip
+"""Whole pipelines of whose parts all settings are known; others may have some that diffusers leaves."""
+
 OF_SETTINGS = {
     "frames", "height", "width", "fps", "num_inference_steps", "true_cfg_scale", "guidance_scale", "reward",
 }  # fmt: skip
@@ -102,11 +108,15 @@ def check(family: Family) -> None:
     _check_index(family, pipeline)
     _check_scheduler(family)
     _refuse_unknown("meander.json", family.settings, OF_SETTINGS)
+    _check_parts(family)
+
+
+def _check_parts(family: Family) -> None:
     for part, (library, name) in family.parts.items():
-        if not folder.named_class(part):
+        cls = getattr(importlib.import_module(library), name, None)
+        if cls is None or not family.folder.named_class(part):  # said elsewhere
             continue
-        cls, config = getattr(importlib.import_module(library), name), folder.read(part, "config.json")
-        where = f"{part}/config.json"
+        config, where = family.folder.read(part, "config.json"), f"{part}/config.json"
         if library != "transformers":
             _refuse_unknown(where, config, {*_parameters(cls), *OF_NETWORKS})
         else:
@@ -133,6 +143,10 @@ def check_pipeline(family: Pipeline) -> None:
                 f"model_index.json: scheduler: {name:.80}; must be a scheduler of diffusers {diffusers.__version__}",
             )
         folder.read("scheduler", "scheduler_config.json")
+    if folder.class_name in ACCOUNTED:
+        _check_parts(family)
+        scheduler = getattr(importlib.import_module("diffusers"), folder.named_class("scheduler"))
+        _refuse_unknown("scheduler/scheduler_config.json", family.scheduler_config, _parameters(scheduler))
     if family.scheduler_config.get("thresholding"):
         raise Fault(
             "config",
@@ -174,7 +188,7 @@ def _check_encoder(where: str, config: dict[str, Any], cls: Any) -> None:
     """Checks a configuration of transformers, level by level."""
     known = _fields(cls)
     for name, sub in getattr(cls, "sub_configs", {}).items():
-        inner = config.get(name)
+        inner = config.get(name) if name != "vision_config" else None  # of images as prompts, which no call gives
         if not hasattr(sub, "model_type") or sub.__name__ == "AutoConfig":
             kind = inner.get("model_type") if isinstance(inner, dict) else None
             mapping = importlib.import_module("transformers").CONFIG_MAPPING

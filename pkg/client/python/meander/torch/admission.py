@@ -49,7 +49,8 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
     with _session(loaded, recipe) as run:
         family.label([torch.empty(s) for s, _ in run.shapes], recipe.size)
         family.tracks = [
-            {"name": name, "elements": s.numel(), "shape": list(s)}
+            {"name": name, "elements": s.numel(),
+             "shape": [1, *family.latent_shape(recipe.size)] if family.packed else list(s)}  # fmt: skip
             for (s, _), name in zip(run.shapes, ("latents", "audio", "third"), strict=False)
         ]
         _check_start(loaded, recipe, run)
@@ -309,11 +310,12 @@ def _check_ahead(
     loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float, alike: Callable[[torch.Tensor, torch.Tensor], bool]
 ) -> None:
     """Finds whether the calls of a turn with guidance may be one."""
-    known = {a["name"] for a in loaded.family.arguments}
-    guided = {n: v for n, v in {_NEGATIVE: "", "true_cfg_scale": 4.0}.items() if n in known}
-    found = False
+    known, found = {a["name"] for a in loaded.family.arguments}, False
+    recipe = replace(recipe, arguments=recipe.arguments | ({_NEGATIVE: ""} if _NEGATIVE in known else {}))
+    if loaded.family.card()["pipeline"]["guidance"] == "true_cfg_scale":
+        recipe = replace(recipe, guidance=4.0)
     try:
-        with _session(loaded, replace(recipe, arguments={**recipe.arguments, **guided})) as run:
+        with _session(loaded, recipe) as run:
             alone = run.velocity(y, sigma)
             once = loaded.together.calls + 1, run.session.turns + 1
             loaded.ahead = True
@@ -333,8 +335,8 @@ def check_euler(loaded: Loaded, recipe: Recipe) -> float | None:
     with _session(loaded, recipe) as run:
         bases = [type(s).base for s in run.session.schedulers]
         first, grids = [*run.session.first_states()], run.grids
-        start = [g.canonical(x, g.find(g.sigmas[0])).reshape(1, -1) for g, x in zip(grids, first, strict=True)]
-        y, sigmas = torch.cat(start, 1), grids[0].sigmas
+        start = [g.canonical(x, g.find(g.sigmas[0])) for g, x in zip(grids, first, strict=True)]
+        y, sigmas = run.joined(start), grids[0].sigmas
         for s, s2 in zip(sigmas, sigmas[1:], strict=False):
             y = (y.double() + (s2 - s) * run.velocity(y, s).double()).float()
         ours = media_of(run.end(y), family.pipe)[1]
@@ -348,8 +350,8 @@ def check_euler(loaded: Loaded, recipe: Recipe) -> float | None:
         session.begin()
         states = session.states_by_own_steps()
         if family.access == "exact":
-            last = [g.canonical(x, g.last()).reshape(1, -1) for g, x in zip(grids, states, strict=True)]
-            off, close = _apart(y, torch.cat(last, 1)), _CLOSE.get(family.dtype, _CLOSE_16)
+            last = [g.canonical(x, g.last()) for g, x in zip(grids, states, strict=True)]
+            off, close = _apart(y, run.joined(last)), _CLOSE.get(family.dtype, _CLOSE_16)
             # States as large as their noise, such as 4096 without a signal, lose that much of their last digits.
             close = max(close, torch.finfo(torch.float32).eps * max(float(x.std()) for x in first))
         else:  # the last states are before what the pipeline then does to them

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import importlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+if TYPE_CHECKING:
+    from .whole import Pipeline
+
+Cut = tuple[Any, int, int]
+"""A tokenizer that cut a prompt, the tokens of that, and how many it may have."""
 _ENCODED = ("embeds", "embeddings", "hidden_states", "mask")
 
 
@@ -28,9 +35,40 @@ def place(pipe: Any, device: torch.device, others: dict[str, Any]) -> None:
         if name.startswith("text_encoder") and own != device:
             part.register_forward_pre_hook(lambda _, *given, to=own: moved(given, to), with_kwargs=True)
             part.register_forward_hook(lambda _, args, given: moved(given, device))
-    here = property(lambda self: device)  # else that of its first part
-    kind: Any = type(pipe)
+    fix(pipe, device)
+
+
+def fix(pipe: Any, device: torch.device) -> None:
+    """Has a pipeline say that it is on a device, whatever its parts are on: else it is that of the first."""
+    here, kind = property(lambda self: device), type(pipe)
     pipe.__class__ = type(kind.__name__, (kind,), {"device": here, "_execution_device": here})
+
+
+class Encoders:
+    """The text encoders of a pipeline, which are read again from its folder when something is to be encoded."""
+
+    def __init__(self, family: Pipeline):
+        self._family, self.away = family, False
+        parts = {name: part for name, part in family.pipe.components.items() if name in family.parts}
+        self._parts = {name: part for name, part in parts.items() if name.startswith("text_encoder")}
+        fix(family.pipe, family.device)
+        for part in self._parts.values():
+            for module in part.modules():
+                module.register_forward_pre_hook(lambda *_: self.read())
+
+    def read(self) -> None:
+        """Has them in memory."""
+        for name, part in self._parts.items() if self.away else ():
+            read = self._family.load_part(name, self._family.dtype).to(self._family.encoders)
+            for module, other in zip(part.modules(), read.modules(), strict=True):
+                module._parameters, module._buffers = other._parameters, other._buffers
+        self.away = False
+
+    def free(self) -> None:
+        """Gives their memory back."""
+        for part in self._parts.values():
+            part.to("meta")
+        self.away = True
 
 
 def moved(v: Any, device: torch.device) -> Any:
@@ -38,6 +76,30 @@ def moved(v: Any, device: torch.device) -> Any:
     from .seam import _each
 
     return _each(v, torch.Tensor, lambda t: t.to(device))
+
+
+@contextlib.contextmanager
+def cuts() -> Iterator[list[Cut]]:
+    """What is cut of prompts that are encoded meanwhile."""
+    base: Any = importlib.import_module("transformers").PreTrainedTokenizerBase
+    plain, found = base.__call__, list[Cut]()
+
+    @functools.wraps(plain)
+    def call(self: Any, text: Any = None, *args: Any, **kwargs: Any) -> Any:
+        cuts = kwargs.get("truncation") not in (None, False, "do_not_truncate")
+        most = kwargs.get("max_length") or self.model_max_length
+        special = {k: v for k, v in kwargs.items() if k == "add_special_tokens"}
+        for one in (text if isinstance(text, list | tuple) else [text]) if cuts else ():
+            n = len(plain(self, one, verbose=False, **special)["input_ids"]) if isinstance(one, str) else 0
+            if n > most:
+                found.append((self, n, most))
+        return plain(self, text, *args, **kwargs)
+
+    base.__call__ = call
+    try:
+        yield found
+    finally:
+        base.__call__ = plain
 
 
 @functools.cache

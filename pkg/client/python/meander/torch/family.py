@@ -6,7 +6,6 @@ A family is known from configuration files alone (card) until the engine gives i
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -109,54 +108,33 @@ class Family:
     """The networks: library and class, the only one that is loaded."""
     tokenizers: tuple[str, ...] = ("tokenizer",)
     """The parts that are tokenizers."""
-    optional: tuple[str, ...] = ()
-    """Parts that a folder may go without."""
     pipeline_settings: tuple[str, ...] = ()
     """Entries of model_index.json that the pipeline computes by, and that are no parts."""
     index_settings: tuple[str, ...] = ()
     """Entries of it that the family itself reads."""
     conditioning: tuple[str, ...] = ("prompt_embeds",)
     """The tensors of an encoded prompt, f32."""
-    encoder_gives: tuple[str, ...] = ("prompt_embeds",)
-    """What the pipeline's encode_prompt gives first, by these names; "": not taken."""
-    encoder_takes: dict[str, Any] = {}
-    """Arguments of it, beside the texts, their device and max_sequence_length."""
     text_channels = ("joint_attention_dim", 4096)
     """The channels of prompt_embeds: an entry of transformer/config.json, and where it is absent."""
-    pooled_channels = 768
-    """Those of pooled_prompt_embeds where pooled_projection_dim is absent."""
-    guidance_embeds: bool | None = None
-    """Whether guidance is an input of the network where its guidance_embeds is absent; None: it never is."""
-    masks: dict[str, str] = {}
-    """Of tensors of conditioning, where the mask is such a tensor, too."""
     unpadded = False
     """Whether prompt_embeds is as long as the prompt: readers that pad it need a mask."""
-    packages: tuple[str, ...] = ()
-    """Packages of Python that decide what the pipeline computes."""
     patch = (1, 2, 2)
     """Frames, rows and columns of the latent grid in a token."""
     temporal = 1
     """Frames in a latent frame, after the first."""
-    frames, fps = 1, 0.0
-    """Frames of a video by default, and fps, of a second."""
     steps, true_cfg_scale, guidance = 50, 1.0, 0.0
     """Defaults of the pipeline's call: steps, true_cfg_scale, and guidance, an input of the network."""
     cfg_rule, negative_prompt, grid, mu = "plain", "", "linspace", "linear"
     """How guidance combines velocities, the default negative_prompt, the grid of sigmas, and mu, the rule of their
     shift."""
-    solver_sigmas: bool | None = False
-    """Whether the pipeline leaves the sigmas to UniPC in flow mode; False: it gives UniPC its own; None: it does not
-    work with UniPC."""
+    solver_sigmas = False
+    """Whether the pipeline leaves the sigmas to UniPC in flow mode; else it gives UniPC its own."""
     mu_constant = 0.0
     """mu where the rule is constant."""
-    boundary_ratio = 0.0
-    """The sigma below which a second transformer computes; 0: there is one."""
     max_tokens, prompts = 512, 1
     """Tokens of a prompt at most, and texts of one: prompts."""
     packed_by_network = 1
     """Tokens of the latent grid in a token of the network."""
-    edge_limit: int | None = None
-    """Tokens of a side at most, and of a video's frames; None: any."""
     lora_targets: tuple[str, ...] = ()
     """Linear layers that a trainer adapts: ends of their names."""
 
@@ -188,9 +166,7 @@ class Family:
 
     def conditioning_elements(self) -> int:
         """Elements of the tensors of one prompt at most."""
-        pooled = int(self.config.get("pooled_projection_dim", self.pooled_channels))
-        of_tokens = self.max_tokens * (self.width() + len(self.masks))
-        return of_tokens + pooled if "pooled_prompt_embeds" in self.conditioning else of_tokens
+        return self.max_tokens * self.width()
 
     def default_size(self) -> tuple[int, int]:
         """Height and width of the pipeline's call."""
@@ -213,16 +189,16 @@ class Family:
                 "temporal": self.temporal,
             },
             "size": {
-                "frames": int(s.get("frames", self.frames)),
+                "frames": int(s.get("frames", 1)),
                 "height": int(s.get("height", height)),
                 "width": int(s.get("width", width)),
             },
-            "fps": float(s.get("fps", self.fps)),
+            "fps": float(s.get("fps", 0.0)),
             "steps": int(s.get("num_inference_steps", self.steps)),
             "true_cfg_scale": float(s.get("true_cfg_scale", self.true_cfg_scale)),
             "guidance": float(s.get("guidance_scale", self.guidance)) if self.takes_guidance() else 0.0,
             "cfg_rule": self.cfg_rule,
-            "boundary_ratio": self.boundary_ratio,
+            "boundary_ratio": 0.0,
             "negative_prompt": self.negative_prompt,
             "conditioning": [{"name": name, "mask": self.mask_of(name)} for name in self.conditioning],
             "max_prompt_tokens": self.max_tokens,
@@ -240,19 +216,11 @@ class Family:
 
     def mask_of(self, name: str) -> str:
         """The name of the mask of a tensor, empty where every position counts."""
-        return f"{name}_mask" if self.unpadded and name == "prompt_embeds" else self.masks.get(name, "")
-
-    def check_transformer(self, **wanted: Any) -> None:
-        """Fault of class config: a value of transformer/config.json is there and another one."""
-        for name, want in wanted.items():
-            if (value := self.config.get(name)) not in (None, want):
-                raise Fault(
-                    "config", f"transformer/config.json: {name}: {value}; must be {want} to make videos from text"
-                )
+        return f"{name}_mask" if self.unpadded and name == "prompt_embeds" else ""
 
     def takes_guidance(self) -> bool:
         """Whether the guidance scale is an input of the network."""
-        return self.guidance_embeds is not None and bool(self.config.get("guidance_embeds", self.guidance_embeds))
+        return bool(self.guidance)
 
     def max_pixels(self) -> int:
         """Pixels of an image or frame at most."""
@@ -261,7 +229,7 @@ class Family:
 
     def max_frames(self) -> int:
         """Frames of a sample at most; 1: the family makes images."""
-        return 1 if self.temporal == 1 else min(MAX_FRAMES, ((self.edge_limit or MAX_FRAMES) - 1) * self.temporal + 1)
+        return 1 if self.temporal == 1 else MAX_FRAMES
 
     def sigma_grid(self) -> str:
         """Which sigmas the pipeline takes before it shifts them: see the table of the protocol. Fault of class config:
@@ -269,36 +237,26 @@ class Family:
         name = self.scheduler_config.get("_class_name")
         if name not in (_UNIPC, _DPM) or not self.scheduler_config.get("use_flow_sigmas"):
             return self.grid
-        if name == _DPM or self.solver_sigmas is None:
-            why = "its sigmas are not computed" if name == _DPM else f"{self.folder.class_name} does not work with it"
+        if name == _DPM:
             raise Fault(
                 "config",
-                f"scheduler/scheduler_config.json: _class_name: {name}; must be FlowMatchEulerDiscreteScheduler"
-                f"{'' if self.solver_sigmas is None else ' or ' + _UNIPC}: {why}",
+                f"scheduler/scheduler_config.json: _class_name: {name}; must be FlowMatchEulerDiscreteScheduler or "
+                f"{_UNIPC}: its sigmas are not computed",
             )
         return "uni_flow" if self.solver_sigmas else self.grid
 
     def check(self) -> dict[str, int]:
         """Returns the bytes of the weights of each part. Fault of class config: a part that may not be loaded."""
-        if missing := [p for p in self.packages if importlib.util.find_spec(p) is None]:
-            raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-rl[torch]'")
         accounts.check(self)
-        there = [p for p in self.parts if self.folder.named_class(p) or p not in self.optional]
-        sizes = {part: self.check_part(part) for part in there}
+        sizes = {part: self.check_part(part) for part in self.parts}
         for part in self.tokenizers:
-            named = self.folder.named_class(part)
-            if not (named in TOKENIZERS or (not named and part in self.optional)):
+            if (named := self.folder.named_class(part)) not in TOKENIZERS:
                 raise Fault(
                     "config",
                     f"model_index.json: {part}: {named or 'none'}; must be one of {', '.join(sorted(TOKENIZERS))}",
                 )
-            if named:
-                self.folder.check_tokenizer(part)
+            self.folder.check_tokenizer(part)
         return sizes
-
-    def transformers(self) -> list[str]:
-        """The parts that compute velocities: one, or the two of a family that divides the sigmas between them."""
-        return [p for p in ("transformer", "transformer_2") if p in self.parts and self.folder.named_class(p)]
 
     def check_part(self, part: str) -> int:
         """Returns the bytes of the weights of a network. Fault of class config: it may not be loaded."""
@@ -374,15 +332,14 @@ class Family:
     def attach(self, pipe: Any, encoders: torch.device) -> None:
         """Takes the pipeline, whose text encoders are on the device encoders."""
         self.pipe, self.vae, self.encoders = pipe, pipe.vae, encoders
-        self.attach_transformers({part: getattr(pipe, part) for part in self.transformers()})
+        self.attach_transformer(pipe.transformer)
 
     networks: dict[str, torch.nn.Module]
     """What velocity calls, by what begins the names of its layers and tensors for the host."""
 
-    def attach_transformers(self, parts: dict[str, torch.nn.Module]) -> None:
-        """Takes the transformers where they are, which are all that velocity needs; before a trainer adapts them."""
-        self.transformer = parts["transformer"]
-        self.networks = {"" if part == "transformer" else f"{part}.": network for part, network in parts.items()}
+    def attach_transformer(self, network: Any) -> None:
+        """Takes the transformer where it is, which is all that velocity needs; before a trainer adapts it."""
+        self.transformer, self.networks = network, {"": network}
         # Some parameters are float32 in every dtype, so one of them does not tell that of the network: diffusers does.
         self.device, self.dtype = next(self.transformer.parameters()).device, self.transformer.dtype
 
@@ -397,11 +354,6 @@ class Family:
             raise Fault("latents", f"height x width: {h} x {w}; must be positive multiples of {rows} x {columns}")
         if h * w > self.max_pixels():
             raise Fault("latents", f"height x width: {h} x {w}; must be at most {self.max_pixels()} pixels")
-        if self.edge_limit is not None and max(h // rows, w // columns) > self.edge_limit:
-            raise Fault(
-                "latents",
-                f"height x width: {h} x {w}; must be at most {self.edge_limit * rows} x {self.edge_limit * columns}",
-            )
         return (f - 1) // self.temporal + 1, h // self.scale, w // self.scale
 
     def latent_shape(self, size: Size) -> tuple[int, int]:
@@ -422,7 +374,7 @@ class Family:
         """Returns the tensors of one prompt, named as in conditioning and without batch axis, and the tokens cut off.
 
         Prompts are encoded one at a time: beside others an encoder pads, and bits would depend on them. Fault of class
-        prompt: too many tokens, unless truncate. CLIP's cut at 77 is none where T5 reads the same prompt.
+        prompt: too many tokens, unless truncate.
         """
         n, limit = self.count(prompt)
         if n > limit and not truncate:
@@ -431,13 +383,9 @@ class Family:
 
     def encode_one(self, prompt: Prompt) -> dict[str, torch.Tensor]:
         """Returns the tensors of conditioning, f32 on the device, of one prompt that is cut to max_tokens."""
-        given = self.pipe.encode_prompt(
-            *([prompt.text(place)] for place in range(self.prompts)),
-            device=self.encoders,
-            max_sequence_length=self.max_tokens,
-            **self.encoder_takes,
-        )
-        return {name: t[0] for name, t in zip(self.encoder_gives, given, strict=False) if name}
+        texts = ([prompt.text(place)] for place in range(self.prompts))
+        given = self.pipe.encode_prompt(*texts, device=self.encoders, max_sequence_length=self.max_tokens)
+        return {"prompt_embeds": given[0][0]}
 
     def velocity(
         self, x: torch.Tensor, t: torch.Tensor, rows: list[dict[str, torch.Tensor]], size: Size, guidance: torch.Tensor
@@ -467,12 +415,6 @@ class Family:
         mask = torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
         return embeds.to(self.device, self.dtype), None if mask.all() else mask.to(self.device)
 
-    def stack(self, rows: list[dict[str, torch.Tensor]], name: str) -> torch.Tensor:
-        """Returns a tensor of equal shape of all rows, [n, ...], as the network takes it."""
-        import torch
-
-        return torch.stack([row[name] for row in rows]).to(self.device, self.dtype)
-
     def decode(self, x: torch.Tensor, size: Size) -> torch.Tensor:
         """Returns pixels [F, 3, H, W] in about -1..1 of latents x f32 [1, S, C]."""
         z = self.scale_back(self.grid_of(x, size).to(self.vae.dtype))
@@ -497,6 +439,9 @@ class Standardized(Family):
 
     The VAE computes frame after frame, with what it keeps of the frames before in itself: one call at a time.
     """
+
+    def pixels_per_latent(self) -> int:
+        return int(2 ** len(self.vae_config.get("temperal_downsample", [0] * 3)))
 
     def decode(self, x, size):  # type: ignore[no-untyped-def]
         z = self.scale_back(self.grid_of(x, size).to(self.vae.dtype))

@@ -144,6 +144,10 @@ class Folder:
             raise Fault("config", f"model: {self.path / part / chosen}: weight_map: must have names of files")
         return chosen, sorted(set(files))
 
+    def tensors(self, part: str) -> set[str]:
+        """The names of the tensors of a part."""
+        return {name for file in self._checkpoint(part)[1] for name in _checked(self.path / part / file)[0]}
+
     def variant(self, part: str) -> str:
         """The variant of the weights of a part, such as fp16; "" where their names have none."""
         return tensorfile.variant_of(self._checkpoint(part)[0]) or ""

@@ -130,7 +130,7 @@ def _packed(x: Any, family: Any, shape: tuple[int, int]) -> Any:
     from .family import pack
     from .whole import Pipeline
 
-    if isinstance(family, Pipeline) or x.ndim == 3:
+    if isinstance(family, Pipeline) and not family.packed or x.ndim == 3:
         return x.reshape(1, *shape)
     return pack(x[:, :, None] if x.ndim == 4 else x, family.patch)
 

@@ -25,14 +25,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import encoding
+from . import encoding, together
+from .together import Call
+from .whole import COUNTS
 
 _SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
 """The session whose pipeline runs here: threads and greenlets have contexts of their own."""
-
-
-Call = tuple[Any, Any, Any]
-"""A network, and its arguments by place and by name."""
 
 
 class Cancelled(BaseException):
@@ -242,38 +240,65 @@ def _each(v: Any, kind: type, f: Callable[[Any], Any]) -> Any:
 
 class Memo:
     """What the encoders of a pipeline gave, by their arguments: prompts and conditions are encoded once for many
-    sessions."""
+    sessions, of one sample or of several. before is called when a prompt is to be encoded."""
 
     def __init__(self, count: int = 64):
-        self._count = count
+        self.count = count
+        self.before: Callable[[], None] = lambda: None
+        self.cut: list[encoding.Cut] = []
+        """The prompts that were cut in what was given since this was cleared."""
         self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._axes: dict[str, Any] = {}  # where what a method gives has samples; False: it is not known
 
     def of(self, pipe: Any, name: str, part: str = "") -> Callable[..., Any]:
         """The method of a pipeline, or of a part of it, which remembers."""
-        method = getattr(pipe, name)
+        method, key = getattr(pipe, name), f"{part}.{name}"
+        signature = inspect.signature(method)
+
+        def once(given: inspect.BoundArguments) -> Any:
+            return self._once(pipe, key, method, given.args, given.kwargs)
 
         @functools.wraps(method)
         def remembered(*args: Any, **kwargs: Any) -> Any:
-            own = {k: v for k, v in vars(pipe).items() if isinstance(v, int | float | str | None)}
-            key = digest([part, name, args, kwargs, own])
-            generators = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Generator)]
-            if key not in self._kept:
-                with torch.no_grad():
-                    out = method(*args, **kwargs)
-                self._kept[key] = out, [g.get_state() for g in generators]
-                if len(self._kept) > self._count:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(key)
-            kept, after = self._kept[key]
-            for g, state in zip(generators, after, strict=True):
-                g.set_state(state)
-            return copy.deepcopy(kept)
+            given = signature.bind(*args, **kwargs)
+            count = next((c for c in COUNTS if (given.arguments.get(c) or 1) > 1), "")
+            if not count or self._axes.get(key) is False or _generators(args, kwargs):
+                return once(given)
+            several, given.arguments[count] = given.arguments[count], 1
+            alone = once(given)
+            if key not in self._axes:
+                given.arguments[count] = 2
+                self._axes[key] = together.repeated(alone, once(given))
+                return remembered(*args, **kwargs)
+            return together.joined([alone] * several, self._axes[key])
 
         return remembered
+
+    def _once(self, pipe: Any, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        own = {k: v for k, v in vars(pipe).items() if isinstance(v, int | float | str | None)}
+        key, generators = digest([name, args, kwargs, own]), _generators(args, kwargs)
+        if key not in self._kept:
+            if name.endswith("prompt"):
+                self.before()
+            with torch.no_grad(), encoding.cuts() as cut:
+                out = method(*args, **kwargs)
+            self._kept[key] = out, [g.get_state() for g in generators], cut
+            if len(self._kept) > self.count:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        kept, after, cut = self._kept[key]
+        self.cut += cut
+        for g, state in zip(generators, after, strict=True):
+            g.set_state(state)
+        return copy.deepcopy(kept)
 
     def clear(self) -> None:
         """Forgets all."""
         self._kept.clear()
+
+
+def _generators(args: Any, kwargs: Any) -> list[torch.Generator]:
+    return [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Generator)]
 
 
 def digest(v: Any) -> str:

@@ -25,13 +25,13 @@ from .engine import (
     find_device,
     is_out_of_memory,
 )
-from .family import Size
+from .family import Size, pack, unpack
 from .faults import Fault, first_sentence
 from .folder import Folder
 from .seam import Memo, Session, digest
 from .together import Together, Turn
 from .weights import Weights
-from .whole import _COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of, truncations
+from .whole import COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of
 
 _KEYS = {"prompts", "truncate", "conditions", "arguments", "frames", "height", "width", "guidance", "steps"}
 _SESSIONS = 64
@@ -159,7 +159,7 @@ class Loaded:
         }
         sizes |= dict.fromkeys(_FRAMES, r.size.frames) | {"num_inference_steps": r.steps, "output_type": "np"}
         seeded = [torch.Generator("cpu").manual_seed(0) for _ in range(n)]
-        sizes |= dict.fromkeys(_COUNTS, n) | {"generator": seeded if self.seeded and n > 1 else seeded[0]}
+        sizes |= dict.fromkeys(COUNTS, n) | {"generator": seeded if self.seeded and n > 1 else seeded[0]}
         out |= {name: value for name, value in sizes.items() if name in takes}
         if "strength" in takes:
             out["strength"] = 1.0
@@ -202,20 +202,37 @@ class Loaded:
         """Begins a session of n samples of a recipe, or of the map that one is on the wire. Fault of class prompt or
         latents: the pipeline refuses it."""
         r = r if isinstance(r, Recipe) else self.recipe(r)
-        encoders = [type(c).__name__ for k, c in self.family.pipe.components.items() if k.startswith("text_encoder")]
-        clip = all(n.startswith("CLIP") for n in encoders if n != "NoneType")  # else another reads what CLIP does not
-        with truncations() as said:
-            try:
-                run = Run(self, r, n, grad)
-            except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError, NameError) as e:
-                raise Fault("prompt", said_by(self.family.cls, e)) from e
-        cut = [
-            s for s in said if clip or not s.startswith("The following part of your input was truncated because CLIP")
-        ]
-        if cut and not r.truncate:
-            run.session.cancel()
-            self.memo.clear()
-            raise Fault("prompt", f"prompt: {cut[0]:.300}; must be shorter, or ask for truncation")
+        return self._begun(r, lambda: Run(self, r, n, grad))
+
+    def encode(self, r: Recipe) -> None:
+        """Encodes what a recipe has, for the sessions that follow. The same faults."""
+
+        def begun() -> Session:
+            session = Session(self.family.pipe, self.call_of(r), shapes=self.shapes, memo=self.memo)
+            session.begin()
+            return session
+
+        self._begun(r, begun).cancel()
+
+    def _begun(self, r: Recipe, begin: Callable[[], Any]) -> Any:
+        """What begins a session of a recipe, which the pipeline may refuse. Of several encoders that read a prompt
+        CLIP's limit is none."""
+        self.memo.cut.clear()
+        try:
+            run = begin()
+        except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError, NameError) as e:
+            raise Fault("prompt", said_by(self.family.cls, e)) from e
+        parts = self.family.pipe.components
+        encoders = {k.removeprefix("text_encoder"): type(c).__name__ for k, c in parts.items()
+                    if k.startswith("text_encoder") and c is not None}  # fmt: skip
+        clip = [k for k, name in encoders.items() if name.startswith("CLIP")]
+        silent = [parts.get(f"tokenizer{k}") for k in clip if len(clip) < len(encoders)]
+        cuts = [(n, most) for by, n, most in self.memo.cut if not any(by is t for t in silent)]
+        n, most = max(cuts, key=lambda c: c[0] - c[1], default=(0, 0))
+        if cuts and not r.truncate:
+            (run.session if isinstance(run, Run) else run).cancel()
+            raise Fault("prompt", f"prompt: {n} tokens; must be at most {most}, or ask for truncation")
+        run.cut = n - most
         return run
 
 
@@ -251,8 +268,10 @@ class Run:
 
     def __init__(self, of: Loaded, r: Recipe, n: int = 1, grad: bool = False):
         self.of, self.recipe, self.n, self.grad = of, r, n, grad
-        if n > 1 and not any(c in of.family.call for c in _COUNTS):
+        if n > 1 and not any(c in of.family.call for c in COUNTS):
             raise Fault("protocol", f"rows: {n}; must be 1: {of.family.cls.__name__} makes one sample of a prompt")
+        self.cut = 0
+        """The tokens of its texts that are cut off."""
         self.session = Session(of.family.pipe, of.call_of(r, n), grad, of.shapes, of.memo, of.first)
         self.loop = self.session.begin()
         self.shapes = [(s.shape, s.dtype) for s in self.session.first_states()]
@@ -271,14 +290,14 @@ class Run:
         ]
         exact = self.of.family.access == "exact"
         if not exact and p.k == 0 and self.grids[0].kind != "flow":
-            return self._first(xs[0], p).reshape(y.shape)
+            return self.joined([self._first(xs[0], p)]).reshape(y.shape)
         after = None if exact else p.k - 1
         own = None if p.on_grid else self.grids[0].own_sigma(p)
         outs = yield from self.session.evaluate(xs, p.t, p.k, after, own, joint, exact and self.of.ahead)
         if len(outs) != len(xs):
             raise Fault("worker", f"{self.of.family.cls.__name__}: {len(outs)} steps in a turn; must be {len(xs)}")
         vs = [g.velocity(o, x, p) for g, o, x, p in zip(self.grids, outs, xs, points, strict=True)]
-        return torch.cat([v.reshape(self.n, -1) for v in vs], 1).reshape(y.shape)
+        return self.joined(vs).reshape(y.shape)
 
     def _first(self, x: torch.Tensor, p: Point) -> torch.Tensor:
         """The velocity of the first step of a pipeline that computes on its state after each, where its first state is
@@ -305,8 +324,19 @@ class Run:
                 "latents", f"x: {flat.shape[1]} elements a row; must be {sum(sizes)}, those of the pipeline's state at "
                 f"{self.recipe.size}"
             )  # fmt: skip
-        parts = flat.split(sizes, 1)
+        f, parts = self.of.family, flat.split(sizes, 1)
+        if f.packed:
+            tokens = flat.reshape(self.n, *f.latent_shape(self.recipe.size))
+            parts = (unpack(tokens, f.patch, f.latent_grid(self.recipe.size)),)
         return [x.reshape(shape) for x, (shape, _) in zip(parts, self.shapes, strict=True)]
+
+    def joined(self, states: list[torch.Tensor]) -> torch.Tensor:
+        """The inverse of split, [n, elements]."""
+        f = self.of.family
+        if f.packed:
+            grid = f.latent_grid(self.recipe.size)
+            states = [pack(states[0].reshape(self.n, f.channels, *grid), f.patch)]
+        return torch.cat([x.reshape(self.n, -1) for x in states], 1)
 
     def end(self, y: torch.Tensor) -> Any:
         """What the pipeline makes of the last canonical states [n, ...]."""
@@ -397,8 +427,9 @@ class PipelineEngine(Engine):
     def encode(self, prompts: list[Any], truncate: bool, **recipe: Any) -> Answer:
         """Begins a session of a recipe, and returns its handle, and what its texts are encoded to."""
         handle = self._begin({"prompts": prompts, "truncate": truncate, **recipe})
-        tensors = [(name, _array(t)) for name, t in self.runs[handle, 1].session.encoded.items()]
-        return {"items": [{"handle": handle, "cut": 0, "tensors": [*range(len(tensors))]}]}, tensors
+        run = self.runs[handle, 1]
+        tensors = [(name, _array(t)) for name, t in run.session.encoded.items()]
+        return {"items": [{"handle": handle, "cut": run.cut, "tensors": [*range(len(tensors))]}]}, tensors
 
     def put(self, tensors: Tensors, recipe: dict[str, Any] | None = None) -> Answer:
         """The same for a recipe as a map."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from .seam import Call
-
+Call = tuple[Any, Any, Any]
+"""A network, and its arguments by place and by name."""
 Turn = Generator[list[Call], list[Any], torch.Tensor]
 """A turn of a session: it yields calls, is sent what they give, and returns velocities."""
 
@@ -119,7 +119,7 @@ class Together:
             return [network(*args, **kwargs)]
         self.calls += 1
         takes, gives = self._axes[_kind(group[0])]
-        args, kwargs = _joined(_padded([call[1:] for call in group]), takes)
+        args, kwargs = joined(_padded([call[1:] for call in group]), takes)
         return _parted(network(*args, **kwargs), gives, counts)
 
 
@@ -186,7 +186,24 @@ def _padded(calls: list[Any]) -> list[Any]:
     return out
 
 
-def _joined(values: list[Any], axes: Any) -> Any:
+def repeated(one: Any, two: Any) -> Any:
+    """Where the samples are in a value of one and in that of two equal ones; False: it is not known."""
+    try:
+        axes = _axes_of(one, two)
+        return axes if _same(joined([one, one], axes), two) else False
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
+        return False
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        a, b = [*a.items()], [*b.items()]
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
+
+
+def joined(values: list[Any], axes: Any) -> Any:
     """One value of those of several calls."""
     one = values[0]
     if isinstance(one, torch.Tensor):
@@ -194,9 +211,9 @@ def _joined(values: list[Any], axes: Any) -> Any:
     if axes == _LIST:
         return [x for v in values for x in v]
     if isinstance(one, dict):
-        return {k: _joined([v[k] for v in values], axes[k]) for k in one}
+        return {k: joined([v[k] for v in values], axes[k]) for k in one}
     if isinstance(one, list | tuple):
-        return type(one)(_joined(list(vs), a) for *vs, a in zip(*values, axes, strict=True))
+        return type(one)(joined(list(vs), a) for *vs, a in zip(*values, axes, strict=True))
     return one
 
 

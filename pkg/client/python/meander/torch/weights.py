@@ -239,15 +239,18 @@ class Weights:
 
         def add(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor | None:
             products = self._active.get(name)
-            if not products:
-                return None
-            x, y = inputs[0].float(), output.float()
-            for p in products:
-                y = y + p.scale * torch.nn.functional.linear(torch.nn.functional.linear(x, p.a), p.b)
-            return y.to(output.dtype)
+            return add_products(products, inputs[0], output) if products else None
 
         self.layers[name].register_forward_hook(add)
         self._hooked.add(name)
+
+
+def add_products(products: list[Low], x: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Returns what a layer computes of x with products added, in float32 and then in the dtype of its output."""
+    x, y = x.float(), output.float()
+    for p in products:
+        y = y + p.scale * torch.nn.functional.linear(torch.nn.functional.linear(x, p.a), p.b)
+    return y.to(output.dtype)
 
 
 def _key(name: str, letter: str, k: int) -> str:

@@ -6,12 +6,10 @@ steps. Its digest is the handle by which velocity and decode name it; sessions a
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import inspect
 import json
-import logging
 import math
 import re
 from collections import OrderedDict
@@ -22,17 +20,17 @@ from typing import Any
 import numpy as np
 
 from . import accounts
-from .family import MAX_FRAMES, Family, Size
+from .family import MAX_FRAMES, TOKENIZERS, Family, Size
 from .faults import Fault, first_sentence
 from .folder import Folder
 
 _MOST_TEMPORAL, _MOST_CHANNELS = 64, 4096  # of a card
 _CLASSES = Path(__file__).with_name("classes.json")
-_COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
+COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 _FRAMES = ("num_frames", "video_length")
 _TEXTS = ("prompt", "prompt_2", "prompt_3")
 _OF_THE_HOST = {
-    *_COUNTS, *_FRAMES, *_TEXTS, "prompt_4", "height", "width", "num_inference_steps", "timesteps", "sigmas", "eta",
+    *COUNTS, *_FRAMES, *_TEXTS, "prompt_4", "height", "width", "num_inference_steps", "timesteps", "sigmas", "eta",
     "generator", "latents", "output_type", "return_dict", "callback", "callback_steps", "callback_on_step_end",
     "max_area", "batch_size",
     "callback_on_step_end_tensor_inputs", "denoising_end", "denoising_start", "decode_timestep", "decode_noise_scale",
@@ -66,7 +64,8 @@ class Pipeline(Family):
         self.vae_config = folder.read_optional("vae", "config.json") or folder.read_optional("vqvae", "config.json")
         self.cls = cls or _class_of(folder, trust)
         self.call = dict(list(inspect.signature(inspect.unwrap(self.cls.__call__)).parameters.items())[1:])
-        self.scale, self.patch = self._scale(), (1, 1, 1)
+        self.scale, self.patch, self.packed = self._scale(), (1, 1, 1), False
+        """packed: whether states are grids, of which meander has the tokens as networks do, patch by patch."""
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
         self.access, self.tracks, self.rows_alike, self.notes = "", list[dict[str, Any]](), False, list[str]()
@@ -113,7 +112,9 @@ class Pipeline(Family):
         return MAX_FRAMES if self.makes_video() else 1
 
     def default_size(self) -> tuple[int, int]:
-        sample = self.config.get("sample_size") or 512 // self.scale
+        told = [(self.cls.__init__, r"default_sample_size = (\d+)\n", self.scale), (self.cls.__call__, r"height or (\d+)", 1)]
+        edges = [int(m[1]) * by for of, has, by in told if (m := re.search(has, inspect.getsource(inspect.unwrap(of))))]
+        sample = self.config.get("sample_size") or (edges or [512])[0] // self.scale
         edges = sample if isinstance(sample, list) else [sample, sample]
         return int(self._default("height", edges[-2] * self.scale)), int(self._default("width", edges[-1] * self.scale))
 
@@ -124,9 +125,12 @@ class Pipeline(Family):
         return Size(int(s.get("frames", frames)), int(s.get("height", height)), int(s.get("width", width)))
 
     def _guidance(self) -> str:
-        if float(self._default("true_cfg_scale", 0.0)) > 1 or "guidance_scale" not in self.call:
-            return "true_cfg_scale" if "true_cfg_scale" in self.call else ""
-        return "guidance_scale"
+        """The argument that scales classifier-free guidance: not guidance_scale where it is an input of the network."""
+        network = getattr(importlib.import_module("diffusers"), self.folder.named_class("transformer") or "-", object)
+        known = inspect.signature(network.__init__).parameters.get("guidance_embeds")
+        embeds = self.config.get("guidance_embeds", known and known.default)
+        names = ("true_cfg_scale",) if embeds else ("true_cfg_scale", "guidance_scale")
+        return next((n for n in names if n in self.call), "")
 
     def takes_guidance(self) -> bool:
         """Whether a row may have another scale than its recipe."""
@@ -228,6 +232,9 @@ class Pipeline(Family):
 
     def check(self) -> dict[str, int]:
         accounts.check_pipeline(self)
+        for part in self.folder.index:
+            if self.folder.named_class(part) in TOKENIZERS:
+                self.folder.check_tokenizer(part)
         return {part: self.check_part(part) for part in self.parts}
 
     def check_part(self, part: str) -> int:
@@ -256,8 +263,10 @@ class Pipeline(Family):
                 say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
                 parts[part] = self.load_part(part, dtype)
                 done += size
+        # Of a processor, which takes images, too, the tokenizer is enough; diffusers would want its class.
+        processors = [part for part in self.folder.index if self.folder.named_class(part) == "PixtralProcessor"]
         of_llama = (part for part in self.folder.index if self.folder.splits_bytes_for_llama(part))
-        parts |= {part: self.load_tokenizer(part) for part in of_llama}
+        parts |= {part: self.load_tokenizer(part) for part in of_llama} | dict.fromkeys(processors)
         without = {"safety_checker": None, "requires_safety_checker": False}
         takes = inspect.signature(self.cls.__init__).parameters
         try:
@@ -267,6 +276,7 @@ class Pipeline(Family):
             )  # fmt: skip
         except Exception as e:  # of any kind, by what is wrong with which file
             raise Fault("config", f"model: {self.folder.path}: {type(e).__name__}: {first_sentence(e)}") from e
+        pipe.register_modules(**{part: self.load_tokenizer(part) for part in processors})
         importlib.import_module("meander.torch.encoding").place(
             pipe, device, dict.fromkeys(_STEPPING, networks or device) | {"text_encoder": encoders or device}
         )
@@ -302,9 +312,15 @@ class Pipeline(Family):
         """Chooses tokens and channels such that they are the elements of states at a size, and at others, too, where
         the pipeline's states grow as sizes do."""
         elements = sum(s.numel() for s in states)
-        patch = self.config.get("patch_size") or 1
-        edge = self.scale * int(patch[-1] if isinstance(patch, list) else patch)
+        patch = self.config.get("patch_size") or self.config.get("all_patch_size") or 1
+        side = int(patch[-1] if isinstance(patch, list) else patch)
+        edge = self.scale * side
         deep = (size.frames - 1) // self.temporal + 1
+        if side > 1 and len(states) == 1 and (shape := states[0].shape)[2:] in (
+            grid := (deep, size.height // self.scale, size.width // self.scale), grid[1:] if deep == 1 else ()
+        ) and size.height % edge == size.width % edge == 0:  # fmt: skip
+            self.patch, self.channels, self.packed = (1, side, side), shape[1], True
+            return
         if len(states) == 1 and states[0].ndim == 3:
             exact = (size.height * size.width * deep / states[0].shape[1]) ** 0.5
             edge = int(exact) if exact == int(exact) else edge
@@ -394,21 +410,3 @@ def digest_of(kind: str, shape: tuple[int, ...], a: np.ndarray, rate: int = 0) -
     """The name of a condition: the SHA-256 in hex over its type and size, and its data."""
     head = f"{kind} {shape[0]} {shape[1]} {shape[2]} {rate}\n"
     return hashlib.sha256(head.encode() + np.ascontiguousarray(a).tobytes()).hexdigest()
-
-
-@contextlib.contextmanager
-def truncations() -> Iterator[list[str]]:
-    """What pipelines log of prompts that they cut."""
-    said: list[str] = []
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "truncated" in record.getMessage():
-                said.append(" ".join(record.getMessage().split()))
-
-    handler, logger = Handler(logging.WARNING), logging.getLogger("diffusers")
-    logger.addHandler(handler)
-    try:
-        yield said
-    finally:
-        logger.removeHandler(handler)

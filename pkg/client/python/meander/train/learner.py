@@ -81,6 +81,8 @@ class Learner:
         since.
         """
         network, loss = self.network, self.loss
+        if network.whole and batch.recipes:
+            network.whole.encode(batch.asked())
         for group in self.optimizer.param_groups if lr is not None else ():
             group["lr"] = lr
         rows, used, counted = list[int](), 0, 0

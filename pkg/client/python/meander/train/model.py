@@ -26,8 +26,10 @@ from . import distributed
 from .whole import Whole
 
 _ADAPTER = "adapter"
-_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0")
-"""Layers of networks that have no family to name others."""
+_ATTENTION = (
+    "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "to_qkv_mlp_proj",
+)  # fmt: skip
+"""Layers of networks that have no family to name others: of the sample, of texts beside it, and of both."""
 _GROWTH = 4.0
 """Of roundings within a network: see relative_error."""
 
@@ -115,15 +117,13 @@ class Network:
             if family.cfg_rule == "inside":
                 self.whole = Whole(family.folder.path, str(self.device), dtype, trust, self.shard)
                 return self.whole.family
-            for part in family.transformers():
-                family.check_part(part)
-            parts = {part: family.load_part(part, dtype) for part in family.transformers()}
+            family.check_part("transformer")
+            network = family.load_part("transformer", dtype)
         except Fault as e:
             raise ValueError(f"--model: {folder}: {e}") from e
         if not self.shard:  # else a block is moved as it is split: the whole may not fit
-            for network in parts.values():
-                network.to(self.device)
-        family.attach_transformers(parts)
+            network.to(self.device)
+        family.attach_transformer(network)
         return family
 
     def _adapt(self, network: Any, checkpointing: bool) -> None:

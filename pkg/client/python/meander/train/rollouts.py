@@ -281,15 +281,20 @@ class Rollouts:
         guidance = torch.as_tensor(self.batch["guidance"][rows], dtype=torch.float32, device=device)
         texts = self.batch.prompt_index[rows].tolist()
         if self.recipes:
-            recipes = [self.recipes[k] for k in texts]
-            if len({*self.scales}) > 1:  # guided in some steps alone
-                recipes = [dataclasses.replace(r, guidance=self.scales[i]) for r in recipes]
-            return Texts([], guidance, recipes=recipes)
+            return Texts([], guidance, recipes=[self._recipe(self.recipes[k], self.scales[i]) for k in texts])
         places = list(zip(texts, self.now.prompt_index[self._at(rows)].tolist(), strict=True))
         return Texts(
             [self._prompt(k, place, "", device) for k, place in places], guidance,
             [self._prompt(k, place, "negative_", device) for k, place in places if self.scales[i] > 1], self.scales[i],
         )  # fmt: skip
+
+    def _recipe(self, r: Recipe, scale: float) -> Recipe:
+        """A recipe at a scale of guidance, where some steps have another."""
+        return dataclasses.replace(r, guidance=scale) if len({*self.scales}) > 1 else r
+
+    def asked(self) -> list[Recipe]:
+        """All recipes that a whole pipeline is called with."""
+        return [self._recipe(r, scale) for r in self.recipes.values() for scale in {*self.scales}]
 
     def _prompt(self, text: int, group: int, prefix: str, device: torch.device) -> Row:
         """The tensors of a prompt, at a place of those that were read, without padding; prefix is that of the negative

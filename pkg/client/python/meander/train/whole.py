@@ -12,6 +12,7 @@ import torch
 
 from ..data.events import AnyEvent, EventError
 from ..torch import admission, sessions
+from ..torch.encoding import Encoders
 from ..torch.engine import DTYPES
 from ..torch.faults import Fault
 from ..torch.sessions import READ, Loaded, Recipe, Run
@@ -19,6 +20,7 @@ from ..torch.whole import digest_of
 from . import distributed
 
 _SESSIONS = 64
+_TEXTS = 4  # that are encoded of a recipe: prompts, negative ones, and media
 
 
 class Whole:
@@ -29,6 +31,7 @@ class Whole:
         name = next(name for name, of in DTYPES.items() if of == dtype)
         self.loaded: Loaded = sessions.read(folder, device, name, trust, networks="cpu" if shard else "")
         self.family = self.loaded.family
+        self._encoders: Encoders | None = None
         self._lockstep: distributed.Lockstep | None = None
         self.files: dict[tuple[str, str], str] = {}  # digests of conditions by the type and digest of a file
         self._runs: OrderedDict[tuple[str, int, bool], Run] = OrderedDict()
@@ -42,6 +45,20 @@ class Whole:
         if shard and self.family.access != "exact":
             raise Fault("config", f"--shard: set; must not be: steps of {self.family.cls.__name__} need those before")
         self.loaded.ahead &= not shard
+        self._encoders = Encoders(self.family)
+        self.loaded.memo.before = self._encoders.read
+
+    def encode(self, recipes: list[Recipe]) -> None:
+        """Encodes what is trained on, and gives the memory of the text encoders back."""
+        memo = self.loaded.memo
+        memo.count = max(memo.count, _TEXTS * len(recipes))
+        for r in recipes:
+            try:
+                self.loaded.encode(r)
+            except Fault as e:
+                raise EventError(f"prompt {r.texts!r:.80}: {e}") from e
+        if self._encoders:
+            self._encoders.free()
 
     def lacks(self, c: AnyEvent) -> bool:
         """Whether the file of a condition of a sample must be read."""

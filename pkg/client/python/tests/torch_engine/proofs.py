@@ -25,8 +25,7 @@ def sigmas_of(run):
 def first_state(run):
     """The state that the pipeline begins with itself, canonical [1, n]."""
     states = run.session.first_states()
-    xs = [g.canonical(x, g.find(g.sigmas[0])).reshape(1, -1) for g, x in zip(run.grids, states, strict=True)]
-    return torch.cat(xs, 1)
+    return run.joined([g.canonical(x, g.find(g.sigmas[0])) for g, x in zip(run.grids, states, strict=True)])
 
 
 def euler(velocity, y, sigmas):

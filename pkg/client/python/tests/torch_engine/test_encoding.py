@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("diffusers")
 
 import torch
+from talk import Refused
 from test_pipelines import client, recipe_of, served  # noqa: F401
 
 
@@ -34,6 +35,27 @@ def test_what_texts_are_encoded_to_is_returned(client, served, name):
     size = sum(v.nbytes for n, v in found.items() if not n.startswith("negative_"))
     assert size <= card["conditioning_bytes"] and card["conditioning_token_bytes"] <= card["conditioning_bytes"]
     assert (card["conditioning_token_bytes"] < card["conditioning_bytes"]) == (name == "qwen-image")
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "tokens"),
+    [("sd3", ["x", "x", "0 " * 600], 256), ("flux1", ["x", "0 " * 600], 512), ("wan", ["0 " * 600], 512),
+     ("z-image", ["0 " * 600], 512), ("sdxl", ["0 " * 80], 77)],
+)  # fmt: skip
+def test_prompts_that_are_too_long(client, served, name, texts, tokens):
+    """They are refused with their tokens, or cut; what CLIP cuts is none where another encoder reads on."""
+    client, card = client(name)
+    recipe = recipe_of(client, card) | {"prompts": [texts]}
+    for _ in range(2):
+        with pytest.raises(Refused, match=rf"prompt: \d+ tokens; must be at most {tokens}, or ask") as e:
+            client("encode", recipe)
+        assert e.value.kind == "prompt" and int(e.value.message.split()[1]) > tokens
+    [item] = client("encode", recipe | {"truncate": True})[0]["items"]
+    assert item["cut"] == int(e.value.message.split()[1]) - tokens
+    with pytest.raises(Refused, match="or ask for truncation"):  # what it was encoded to is kept
+        client("encode", recipe)
+    if len(texts) > 1:
+        assert client("encode", recipe | {"prompts": [[texts[-1]] * (len(texts) - 1) + ["x"]]})[0]["items"][0]["cut"] == 0
 
 
 def test_the_vae_of_wan_is_float32_beside_a_network_in_bf16(served):

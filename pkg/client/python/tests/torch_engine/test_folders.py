@@ -7,13 +7,12 @@ import shutil
 
 import numpy as np
 import pytest
-from talk import latents
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from meander.torch import families  # noqa: E402
-from meander.torch.engine import Engine, Settings  # noqa: E402
+from meander.torch.engine import Settings, make_engine  # noqa: E402
 from meander.torch.faults import Fault  # noqa: E402
 from meander.torch.folder import Folder  # noqa: E402
 from meander.torch.server import Worker  # noqa: E402
@@ -32,11 +31,11 @@ def changed(folder, copy, file, **values):
 def loaded(folder):
     """A worker of this process that has loaded a folder, or says why it could not."""
     worker = Worker(families.find(Folder(folder)), "cpu", "f32")
-    worker.load(lambda say: Engine(worker.family, Settings("cpu", "f32", threads=1), say))
+    worker.load(lambda say: make_engine(worker.family, Settings("cpu", "f32", threads=1), say))
     return worker
 
 
-@pytest.mark.parametrize("name", ["sd3", "qwen-image", "flux2", "flux2-klein", "krea2", "wan-two", "ltx"])
+@pytest.mark.parametrize("name", ["sd3", "qwen-image", "krea2"])
 def test_every_setting_is_accounted_for(folders, tmp_path, name):
     """A key that nothing knows is refused by its name, at every level of every file."""
     key = "x_" + secrets.token_hex(4)
@@ -62,17 +61,17 @@ def test_every_setting_is_accounted_for(folders, tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "file", "values", "says"),
     [
-        ("sd3", "scheduler/scheduler_config.json", {"use_karras_sigmas": True},
+        ("qwen-image", "scheduler/scheduler_config.json", {"use_karras_sigmas": True},
         "use_karras_sigmas: True; must be false"),
-        ("sd3", "scheduler/scheduler_config.json", {"stochastic_sampling": True},
+        ("qwen-image", "scheduler/scheduler_config.json", {"stochastic_sampling": True},
         "stochastic_sampling: True; must be f"),
-        ("sd3", "scheduler/scheduler_config.json", {"invert_sigmas": True}, "invert_sigmas: True; must be false"),
-        ("sd3", "model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]},
+        ("qwen-image", "scheduler/scheduler_config.json", {"invert_sigmas": True}, "invert_sigmas: True; must be false"),
+        ("qwen-image", "model_index.json", {"scheduler": ["diffusers", "DDIMScheduler"]},
         "must be DDIMScheduler, as in model_"),
         ("sd3", "model_index.json", {"transformer_2": ["diffusers", "SD3Transformer2DModel"]},
         "transformer_2: .*absent"),
         ("sd3", "model_index.json", {"boundary_ratio": 0.5}, "boundary_ratio: 0.5; must be absent"),
-        ("flux1", "model_index.json", {"is_distilled": True}, "is_distilled: True; must be absent"),
+        ("qwen-image", "model_index.json", {"is_distilled": True}, "is_distilled: True; must be absent"),
         ("sd3", "text_encoder_3/config.json", {"new_attention": True},
         "text_encoder_3/config.json: new_attention: True"),
     ],
@@ -93,8 +92,8 @@ def test_what_a_pipeline_does_and_a_worker_does_not(folders, tmp_path, name, fil
         ("vae", {"layers_per_block": 2}, "vae: tensors are missing: 64, such as "),
         ("vae", {"latent_channels": 4}, "vae: Cannot load because decoder.conv_in.weight expected shape"),
         ("transformer", {"num_layers": 2.5}, "transformer/config.json: no SD3Transformer2DModel of it: TypeError: "),
-        ("vae", {"scaling_factor": "1"}, "vae: a small latent is not decoded: TypeError: "),
-        ("vae", {"scaling_factor": 0}, "vae: a small latent is not decoded: Fault: x: decodes to pixels"),
+        ("vae", {"scaling_factor": "1"}, "not admitted: StableDiffusion3Pipeline fails in its own code, "),
+        ("vae", {"scaling_factor": 0}, "not admitted: "),
         ("transformer", {"qk_norm": None}, "transformer: tensors have no place in the network: 14, such as "),
     ],
 )
@@ -222,11 +221,10 @@ def test_other_broken_parts_are_refused_before_anything_is_loaded(folders, tmp_p
 @pytest.mark.parametrize(
     ("file", "values"),
     [("meander.json", {"height": "big"}), ("meander.json", {"height": None}), ("meander.json", {"fps": []}),
-     ("transformer/config.json", {"in_channels": "x"}), ("vae/config.json", {"block_out_channels": 3}),
-     ("vae/config.json", {"block_out_channels": []})],
+     ("transformer/config.json", {"in_channels": "x"}), ("vae/config.json", {"temperal_downsample": 3})],
 )  # fmt: skip
 def test_values_of_another_kind_are_refused(folders, tmp_path, file, values):
-    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
+    copy = shutil.copytree(folders["qwen-image"], tmp_path / "qwen-image")
     if not (copy / file).exists():
         (copy / file).write_text("{}")
     (copy / file).write_text(json.dumps(json.loads((copy / file).read_text()) | values))
@@ -236,10 +234,10 @@ def test_values_of_another_kind_are_refused(folders, tmp_path, file, values):
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(folders, tmp_path):
-    copy = shutil.copytree(folders["sd3"], tmp_path / "sd3")
-    (copy / "tokenizer_2/tokenizer.json").write_text('{"model": {"type": "none"}}')
+    copy = shutil.copytree(folders["qwen-image"], tmp_path / "qwen-image")
+    (copy / "tokenizer/tokenizer.json").write_text('{"model": {"type": "none"}}')
     worker = loaded(copy)
-    assert worker.error.kind == "config" and str(worker.error).startswith("tokenizer_2: cannot be read: ")
+    assert worker.error.kind == "config" and str(worker.error).startswith("tokenizer: cannot be read: ")
 
 
 UNIPC = {
@@ -250,40 +248,20 @@ DPM = UNIPC | {"_class_name": "DPMSolverMultistepScheduler"}
 
 
 @pytest.mark.parametrize(
-    ("name", "grid"),
-    [
-        ("sd3", "uni_flow"),
-        ("flux1", "uni_flow"),
-        ("flux2", "uni_flow"),
-        ("flux2-klein", "uni_flow"),
-        ("wan", "uni_flow"),
-        ("qwen-image", "linspace"),
-        ("krea2", "linspace"),
-        ("hunyuan-video", "linspace"),
-        ("ltx", "linspace"),
-    ],
+    ("name", "grid"), [("qwen-image", "linspace"), ("krea2", "linspace")]
 )
 def test_unipc_has_the_sigmas_that_the_pipeline_gives_it(folders, tmp_path, pipelines, name, grid):
     folder = with_scheduler(folders[name], tmp_path / name, UNIPC)
     assert families.find(Folder(folder)).card()["grid"] == grid
     theirs = sigmas_of(pipelines(name), UNIPC)
-    want = np.linspace(1, 0.001, 6)[:5] if grid == "uni_flow" else np.linspace(1, 0.2, 5)
+    want = np.linspace(1, 0.2, 5)
     assert np.abs(theirs[:5] - 3 * want / (1 + 2 * want)).max() < 2e-6
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "says"),
-    [
-        ("sd3", DPM, "DPMSolverMultistepScheduler; must be FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"),
-        ("z-image", UNIPC, "UniPCMultistepScheduler; must be FlowMatchEulerDiscreteScheduler: ZImagePipeline does not"),
-    ],
-)
-def test_schedulers_whose_sigmas_are_not_computed(folders, tmp_path, pipelines, name, config, says):
+def test_schedulers_whose_sigmas_are_not_computed(folders, tmp_path):
+    says = "DPMSolverMultistepScheduler; must be FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"
     with pytest.raises(Fault, match=says):
-        families.find(Folder(with_scheduler(folders[name], tmp_path / name, config)))
-    if name == "z-image":
-        with pytest.raises(TypeError, match="can't multiply"):  # it gives UniPC a list
-            sigmas_of(pipelines(name), config)
+        families.find(Folder(with_scheduler(folders["qwen-image"], tmp_path / "qwen-image", DPM)))
 
 
 def with_scheduler(folder, copy, config):
@@ -305,9 +283,8 @@ def sigmas_of(pipe, config):
 
     found, kept = [], pipe.scheduler
     pipe.scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
-    frames = {"num_frames": 9} if "num_frames" in pipe.__call__.__wrapped__.__code__.co_varnames else {}
     try:
-        pipe(prompt="x", height=H, width=W, num_inference_steps=5, callback_on_step_end=stop, **frames)
+        pipe(prompt="x", height=H, width=W, num_inference_steps=5, callback_on_step_end=stop)
     except Enough:
         return found[0]
     finally:
@@ -369,7 +346,7 @@ def test_variants_are_loaded_in_all_layouts(folders, tmp_path, pipelines, layout
     worker = loaded(copy)
     assert worker.error is None
     want = pipe.transformer.state_dict()
-    got = worker.engine.family.transformer.state_dict()
+    got = worker.engine.family.networks[""].state_dict()
     assert want.keys() == got.keys() and all(torch.equal(got[n], want[n]) for n in want)
 
 
@@ -383,111 +360,39 @@ def test_of_several_variants_none_is_meant(folders, tmp_path):
         families.find(Folder(copy)).check()
 
 
-@pytest.mark.parametrize("name", ["wan", "hunyuan-video"])
-def test_pipelines_without_a_mu_have_none(folders, tmp_path, name):
-    dynamic = {"use_dynamic_shifting": True}
-    folder = changed(folders[name], tmp_path / name, "scheduler/scheduler_config.json", **dynamic)
-    assert families.find(Folder(folder)).card()["mu"] == "none"  # which a host refuses beside dynamic shifting
-
-
-def test_noise_of_a_decoder_is_drawn_of_the_latents(tmp_path, dial):
+@pytest.mark.parametrize(
+    ("name", "named", "words"),
+    [("hunyuan-video", "LlamaTokenizerFast", "a red cat on a mat"), ("flux2", "PixtralProcessor", "a red cat")],
+)
+def test_tokenizers_are_read_by_their_files(tmp_path, name, named, words):
+    """Llama's class would lose spaces; of a processor, which takes images, too, the tokenizer is enough."""
     import tiny
 
-    torch.manual_seed(3)
-    tiny.ltx_noise().save_pretrained(tmp_path / "ltx")
-    worker = loaded(tmp_path / "ltx")
-    client = dial("", worker=worker)
-    client.frames = 9
-    one, other = latents(client.ready()["card"], 2, H, W, frames=9)
-    first = client.decode(one, H, W)
-    torch.manual_seed(7)
-    assert np.array_equal(client.decode(one, H, W), first)
-    assert not np.array_equal(client.decode(other, H, W), first)
-    vae = worker.engine.family.vae
-    z = torch.zeros(1, 16, 2, 2, 3)
-    assert not torch.equal(*(vae.decode(z, torch.zeros(1), return_dict=False)[0] for _ in range(2)))  # it does draw
-
-
-def test_prompts_of_llama_keep_their_spaces(folders, tmp_path, dial):
-    folder = changed(
-        folders["hunyuan-video"], tmp_path / "hv", "model_index.json", tokenizer=["transformers", "LlamaTokenizerFast"]
+    folder = tiny.write(tmp_path, (name,))[name]
+    changed(folder, tmp_path / "other", "model_index.json", tokenizer=["transformers", named])
+    (own, tokenizer) = (
+        families.find(Folder(f)).load(torch.float32, torch.device("cpu"), lambda detail: None).tokenizer
+        for f in (folder, tmp_path / "other")
     )
-    worker = loaded(folder)
-    tokenizer = worker.engine.family.pipe.tokenizer
-    assert tokenizer.decode(tokenizer("a red cat on a mat").input_ids) == "a red cat on a mat"
-    [(ours, _, _)], [(theirs, _, _)] = dial("", worker=worker).encode("a cat"), dial("hunyuan-video").encode("a cat")
-    assert ours == theirs
+    ids = tokenizer(words).input_ids
+    assert ids == own(words).input_ids and words in tokenizer.decode(ids)
 
 
-def test_of_a_processor_the_tokenizer_is_enough(folders, tmp_path, dial):
-    folder = changed(
-        folders["flux2"], tmp_path / "flux2", "model_index.json", tokenizer=["transformers", "PixtralProcessor"]
-    )
-    worker = loaded(folder)
-    assert dial("", worker=worker).encode("a red cat")[0][0] == dial("flux2").encode("a red cat")[0][0]
-
-
-def test_prompts_of_wan_are_cleaned(dial, folders, monkeypatch):
-    client = dial("wan")
-    (plain, tensors, _), (torn, _, _) = client.encode(
-        'it\'s "red" & blue', "  it\u2019s &quot;red&quot;\n&amp;amp; blue "
-    )
-    assert plain == torn
-    assert not tensors["prompt_embeds"][30:].any(), "the prompt must be followed by zeros"
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ftfy" else name)
-    with pytest.raises(Fault, match="packages: no ftfy") as e:
-        families.find(Folder(folders["wan"])).check()
-    assert e.value.kind == "config"
-
-
-@pytest.mark.parametrize("part", ["transformer", "text_encoder_3"])
+@pytest.mark.parametrize("part", ["transformer", "text_encoder"])
 def test_quantized_weights_are_refused(folders, tmp_path, part):
     config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
-    family = families.find(Folder(changed(folders["sd3"], tmp_path / "sd3", f"{part}/config.json", **config)))
+    family = families.find(Folder(changed(folders["qwen-image"], tmp_path / "qwen-image", f"{part}/config.json", **config)))
     with pytest.raises(Fault, match=f"{part}/config.json: quantization_config: bitsandbytes; must be none") as e:
         family.check()
     assert e.value.kind == "config"
 
 
-@pytest.mark.parametrize(
-    ("file", "values", "says"),
-    [
-        ("model_index.json", {"boundary_ratio": 0.875}, "beside transformer_2, else absent"),
-        ("transformer/config.json", {"in_channels": 36}, "in_channels: 36; must be 16"),
-        ("transformer/config.json", {"patch_size": [2, 2, 2]}, "patch_size"),
-    ],
-)
-def test_other_kinds_of_wan_are_refused(folders, tmp_path, file, values, says):
-    with pytest.raises(Fault, match=says) as e:
-        families.find(Folder(changed(folders["wan"], tmp_path / "wan", file, **values)))
-    assert e.value.kind == "config"
-
-
-@pytest.mark.parametrize(
-    ("file", "values", "says"),
-    [
-        ("model_index.json", {"boundary_ratio": None}, "boundary_ratio: None; must be a number between 0 and 1"),
-        ("model_index.json", {"boundary_ratio": 1.5}, "boundary_ratio: 1.5"),
-        ("model_index.json", {"boundary_ratio": float("nan")}, "boundary_ratio: nan"),
-        ("model_index.json", {"boundary_ratio": "0.9"}, "boundary_ratio: '0.9'"),
-        ("transformer_2/config.json", {"num_layers": 3}, "num_layers: must be that of transformer/config.json"),
-    ],
-)
-def test_two_transformers_that_do_not_fit_are_refused(folders, tmp_path, file, values, says):
-    with pytest.raises(Fault, match=says) as e:
-        families.find(Folder(changed(folders["wan-two"], tmp_path / "wan", file, **values)))
-    assert e.value.kind == "config"
-
-
-@pytest.mark.parametrize(("name", "scale", "steps"), [("flux2-klein", 4.0, 4), ("krea2", 5.5, 8)])
-def test_distilled_models_go_without_guidance(folders, tmp_path, name, scale, steps):
-    base = families.find(Folder(folders[name])).card()
-    folder = changed(folders[name], tmp_path / name, "model_index.json", is_distilled=True)
+def test_distilled_models_go_without_guidance(folders, tmp_path):
+    base = families.find(Folder(folders["krea2"])).card()
+    folder = changed(folders["krea2"], tmp_path / "krea2", "model_index.json", is_distilled=True)
     card = families.find(Folder(folder)).card()
-    assert (base["true_cfg_scale"], card["true_cfg_scale"], card["steps"]) == (scale, 1.0, steps)
-    assert (base["guidance"], card["guidance"]) == (0, 0)
-    mu = {"flux2-klein": [("flux2", 0), ("flux2", 0)], "krea2": [("linear", 0), ("constant", 1.15)]}[name]
-    assert [(c["mu"], c["mu_constant"]) for c in (base, card)] == mu
+    assert (base["true_cfg_scale"], card["true_cfg_scale"], card["steps"]) == (5.5, 1.0, 8)
+    assert [(c["mu"], c["mu_constant"]) for c in (base, card)] == [("linear", 0), ("constant", 1.15)]
     changed(folder, tmp_path / "static", "scheduler/scheduler_config.json", use_dynamic_shifting=False)
     static = families.find(Folder(tmp_path / "static")).card()
     assert (static["mu"], static["mu_constant"]) == ("none", 0)
@@ -515,15 +420,3 @@ def test_layers_of_the_encoder_are_those_of_the_folder(folders, tmp_path, dial):
     (_, other, _), (_, own, _) = *dial("", worker=worker).encode("a red cat"), *dial("krea2").encode("a red cat")
     same = (other["prompt_embeds"] == own["prompt_embeds"]).reshape(-1, 3, 48).all(axis=(0, 2))
     assert same.tolist() == [False, False, True]
-
-
-def test_the_schedule_of_videos_is_the_schedulers(dial):
-    grids = [dial(name).ready()["card"]["grid"] for name in ("wan", "wan-5b")]
-    assert grids == ["uni_flow", "scheduler"]  # UniPC with flow_shift, and Euler
-    assert dial("flux2").ready()["card"]["mu"] == "flux2"
-
-
-def test_the_grid_of_z_image_is_that_of_torch(folders):
-    """Its pipeline takes torch.linspace, the others numpy's."""
-    grids = {n: families.find(Folder(folders[n])).card()["grid"] for n in ("z-image", "flux1", "qwen-image")}
-    assert grids == {"z-image": "linspace_torch", "flux1": "linspace", "qwen-image": "linspace"}

@@ -26,10 +26,10 @@ from meander.torch.server import Worker
 
 GUIDE = Path(__file__).parents[5] / "deploy/guide/pipelines.md"
 FAMILY = """
-from meander.torch.families import StableDiffusion3
+from meander.torch.families import Krea2
 
-class MySD3(StableDiffusion3):
-    slug = "my-sd3"
+class MyKrea(Krea2):
+    slug = "my-krea"
 
     def velocity(self, x, t, rows, size, guidance):
         return 2 * super().velocity(x, t, rows, size, guidance)
@@ -100,10 +100,10 @@ def test_model_of_the_guide(own, dial):
 
 def test_family_of_a_file(folders, dial, tmp_path):
     (tmp_path / "mine.py").write_text(FAMILY)
-    family = families.find(Folder(folders["sd3"]), own=f"{tmp_path / 'mine.py'}:MySD3")
+    family = families.find(Folder(folders["krea2"]), own=f"{tmp_path / 'mine.py'}:MyKrea")
     family.check()
-    client, plain = dial("own", worker=served(family)), dial("sd3")
-    assert client.ready()["card"]["family"] == "my-sd3"
+    client, plain = dial("own", worker=served(family)), dial("krea2")
+    assert client.ready()["card"]["family"] == "my-krea"
     x = np.random.default_rng(0).standard_normal((1, 16, 64)).astype(np.float32)
     mine, theirs = (c.velocity(x, [0.5], [c.encode("a cat")[0][0]], 64, 64) for c in (client, plain))
     assert (mine == 2 * theirs).all()
@@ -118,8 +118,8 @@ def test_trainer_takes_a_pipeline_of_a_file(own):
     assert all(p.grad.abs().max() > 0 for p in pipe.family.networks[""].parameters())
     file.write_text(FAMILY)
     del sys.modules["my_model"]
-    with pytest.raises(Fault, match="my_model.py:MySD3; must be a pipeline"):
-        meander.torch.pipeline(folder, "cpu", "f32", family=f"{file}:MySD3")
+    with pytest.raises(Fault, match="my_model.py:MyKrea; must be a pipeline"):
+        meander.torch.pipeline(folder, "cpu", "f32", family=f"{file}:MyKrea")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_trainer_takes_a_pipeline_of_a_file(own):
         ),
         (
             "mine.py:A",
-            "from meander.torch.families import Wan\nclass A(Wan):\n  def __init__(self, folder): self.nothing",
+            "from meander.torch.families import Krea2\nclass A(Krea2):\n  def __init__(self, folder): self.nothing",
             r"mine.py: A: AttributeError: .*nothing",
         ),
     ],
@@ -152,4 +152,4 @@ def test_file_is_refused_with_what_it_lacks(folders, tmp_path, given, text, why)
     if text is not None:
         file.write_text(text)
     with pytest.raises(Fault, match=why):
-        families.find(Folder(folders["sd3"]), own=str(tmp_path / given) if ":" in given else given)
+        families.find(Folder(folders["krea2"]), own=str(tmp_path / given) if ":" in given else given)

@@ -51,7 +51,7 @@ def fails(folder, *args):
 
 
 def test_a_worker_serves_and_ends(launch, folders, tmp_path):
-    process = launch(folders["sd3"])
+    process = launch(folders["qwen-image"])
     client, said = connect(process)
     assert said == {"ready": True, "protocol": 2, "address": f"unix:{tmp_path / 'worker.sock'}", "pid": process.pid}
     assert stat.S_IMODE(os.stat(tmp_path / "worker.sock").st_mode) == 0o600
@@ -67,7 +67,7 @@ def test_a_worker_serves_and_ends(launch, folders, tmp_path):
 
 
 def test_the_call_in_hand_is_answered_before_the_end(launch, folders):
-    process = launch(folders["flux1"])
+    process = launch(folders["qwen-image"])
     client, said = connect(process)
     card = client.ready()["card"]
     other = Client(socket.socket(socket.AF_UNIX))
@@ -77,7 +77,7 @@ def test_the_call_in_hand_is_answered_before_the_end(launch, folders):
     args = {
         "sigmas": [0.5] * n,
         "handles": [handle] * n,
-        "guidance": [3.5] * n,
+        "guidance": [0.0] * n,
         "frames": 1,
         "height": 512,
         "width": 512,
@@ -93,7 +93,7 @@ def test_the_call_in_hand_is_answered_before_the_end(launch, folders):
 
 
 def test_a_killed_worker_is_started_again(launch, folders):
-    process = launch(folders["sd3"])
+    process = launch(folders["qwen-image"])
     client, _ = connect(process)
     card = client.ready()["card"]
     [(handle, tensors, _)] = client.encode("a red cat")
@@ -103,7 +103,7 @@ def test_a_killed_worker_is_started_again(launch, folders):
     process.wait()
     with pytest.raises((EOFError, OSError)):
         client.velocity(x, [0.5], [handle], H, W)
-    again, _ = connect(launch(folders["sd3"]))  # on the socket that the other left behind
+    again, _ = connect(launch(folders["qwen-image"]))  # on the socket that the other left behind
     again.ready()
     with pytest.raises(Refused, match="put its tensors"):
         again.velocity(x, [0.5], [handle], H, W)
@@ -112,7 +112,7 @@ def test_a_killed_worker_is_started_again(launch, folders):
 
 
 def test_a_worker_ends_with_its_stdin(launch, folders):
-    process = launch(folders["sd3"])
+    process = launch(folders["qwen-image"])
     connect(process)
     process.stdin.close()
     assert process.wait() == 0
@@ -121,7 +121,7 @@ def test_a_worker_ends_with_its_stdin(launch, folders):
 @pytest.mark.parametrize("by", ["signal", "stdin"])
 def test_a_worker_leaves_no_files(by, launch, folders, tmp_path):
     (tmp_path / "t").mkdir()
-    process = launch(folders["sd3"], TMPDIR=str(tmp_path / "t"))
+    process = launch(folders["qwen-image"], TMPDIR=str(tmp_path / "t"))
     client, _ = connect(process)
     client.ready()
     if by == "signal":
@@ -137,7 +137,7 @@ def test_a_worker_that_is_deaf_ends(folders, tmp_path):
         "import sys; from meander.torch import server; server.Server.run = lambda self: 1 / 0\n"
         "from meander.torch.__main__ import main; main(sys.argv[1:])"
     )
-    command = [sys.executable, "-c", code, "--model", str(folders["sd3"]), "--socket", str(tmp_path / "s")]
+    command = [sys.executable, "-c", code, "--model", str(folders["qwen-image"]), "--socket", str(tmp_path / "s")]
     out = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(PACKAGE)}
     )
@@ -146,17 +146,17 @@ def test_a_worker_that_is_deaf_ends(folders, tmp_path):
 
 
 def test_a_socket_in_use_is_refused(launch, folders, tmp_path):
-    process = launch(folders["sd3"])
+    process = launch(folders["qwen-image"])
     connect(process)
-    assert "is in use" in fails(folders["sd3"], "--socket", tmp_path / "worker.sock")
+    assert "is in use" in fails(folders["qwen-image"], "--socket", tmp_path / "worker.sock")
     (tmp_path / "file").write_text("kept")
-    assert "is in use" in fails(folders["sd3"], "--socket", tmp_path / "file")
+    assert "is in use" in fails(folders["qwen-image"], "--socket", tmp_path / "file")
     assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_tcp_needs_the_token(launch, folders, tmp_path):
     (tmp_path / "token").write_text("0123456789abcdef\n")
-    process = launch(folders["sd3"], "--listen", "127.0.0.1:0", "--token-file", tmp_path / "token")
+    process = launch(folders["qwen-image"], "--listen", "127.0.0.1:0", "--token-file", tmp_path / "token")
     client, said = connect(process)
     host, _, port = said["address"].rpartition(":")
 
@@ -191,8 +191,8 @@ def test_tls(launch, folders, tmp_path):
     make = "req -x509 -newkey rsa:2048 -nodes -subj /CN=x -addext subjectAltName=IP:127.0.0.1"
     subprocess.run(["openssl", *make.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
     at = ("--listen", "127.0.0.1:0", "--token-file", tmp_path / "token", "--tls-key", key)
-    assert "--tls-cert" in fails(folders["sd3"], *at, "--tls-cert", tmp_path / "token")
-    plain, _ = connect(launch(folders["sd3"], *at, "--tls-cert", cert))
+    assert "--tls-cert" in fails(folders["qwen-image"], *at, "--tls-cert", tmp_path / "token")
+    plain, _ = connect(launch(folders["qwen-image"], *at, "--tls-cert", cert))
     port = plain.stream.getpeername()[1]
     plain.stream.sendall(b"no TLS at all")
     with pytest.raises((EOFError, OSError, struct.error)):
@@ -202,11 +202,11 @@ def test_tls(launch, folders, tmp_path):
     with trust.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1") as stream:
         client = Client(stream)
         hello, _ = client("hello", {"protocol": 2, "token": "0123456789abcdef"})
-        assert hello["card"]["family"] == "sd3"
+        assert hello["card"]["family"] == "qwen-image"
 
 
 def test_rubbish_does_not_stop_a_worker(launch, folders):
-    process = launch(folders["sd3"])
+    process = launch(folders["qwen-image"])
     client, said = connect(process)
     draw = np.random.default_rng(0)
     for _ in range(200):
@@ -231,15 +231,15 @@ def rewrite(file, **changes):
 def test_folders_that_are_none(folders, tmp_path):
     at = ("--socket", tmp_path / "s")
     assert "ORG/NAME of the Hugging Face Hub" in fails(tmp_path, *at)
-    sd3 = folders["sd3"]
+    qwen, sd3 = folders["qwen-image"], folders["sd3"]
     index = "model_index.json"
     bad = damaged(sd3, tmp_path, lambda f: rewrite(f / index, _class_name="OtherPipeline"))
     assert "must be a pipeline of diffusers" in fails(bad, *at)
-    bad = damaged(sd3, tmp_path, lambda f: rewrite(f / index, transformer=["diffusers", "UNet2DConditionModel"]))
-    assert "must be SD3Transformer2DModel" in fails(bad, *at)
-    bad = damaged(sd3, tmp_path, lambda f: rewrite(f / index, transformer=["mine", "SD3Transformer2DModel.py", "x"]))
-    assert "must be SD3Transformer2DModel" in fails(bad, *at)
-    bad = damaged(sd3, tmp_path, lambda f: rewrite(f / index, tokenizer=["custom", "Evil"]))
+    bad = damaged(qwen, tmp_path, lambda f: rewrite(f / index, transformer=["diffusers", "UNet2DConditionModel"]))
+    assert "must be QwenImageTransformer2DModel" in fails(bad, *at)
+    bad = damaged(qwen, tmp_path, lambda f: rewrite(f / index, transformer=["mine", "Qwen.py", "x"]))
+    assert "must be QwenImageTransformer2DModel" in fails(bad, *at)
+    bad = damaged(qwen, tmp_path, lambda f: rewrite(f / index, tokenizer=["custom", "Evil"]))
     assert "tokenizer: Evil" in fails(bad, *at)
     bad = damaged(sd3, tmp_path, lambda f: (f / index).write_text("{"))
     assert index in fails(bad, *at)
@@ -254,14 +254,12 @@ def test_folders_that_are_none(folders, tmp_path):
     assert "must be named so" in fails(bad, *at)
     bad = damaged(sd3, tmp_path, lambda f: shutil.rmtree(f / "tokenizer_2"))
     assert "tokenizer_2; the folder is not whole" in fails(bad, *at)
-    bad = damaged(
-        folders["qwen-image"], tmp_path, lambda f: rewrite(f / "transformer/config.json", guidance_embeds=True)
-    )
+    bad = damaged(qwen, tmp_path, lambda f: rewrite(f / "transformer/config.json", guidance_embeds=True))
     assert "guidance_embeds" in fails(bad, *at)
 
 
 def test_arguments_that_are_none(folders, tmp_path):
-    sd3 = folders["sd3"]
+    folder = folders["qwen-image"]
     (tmp_path / "short").write_text("short")
     for args, why in (
         ((), "--socket or --listen"),
@@ -274,18 +272,18 @@ def test_arguments_that_are_none(folders, tmp_path):
         (("--socket", tmp_path / "no" / "s"), "--socket"),
         (("--socket", "s", "--max-rows", "0"), "--max-rows"),
     ):
-        line = fails(sd3, *args)
+        line = fails(folder, *args)
         assert line.startswith("error: ") and why in line, line
 
 
 def test_a_device_that_is_not_there_is_said_by_hello(launch, folders):
-    client, _ = connect(launch(folders["sd3"], "--device", "cuda:7"))
+    client, _ = connect(launch(folders["qwen-image"], "--device", "cuda:7"))
     hello = client.ready()
     assert hello["state"] == "failed" and hello["error"]["class"] == "config" and "cuda:7" in hello["error"]["message"]
 
 
 def test_a_missing_compiler_is_said_by_hello(launch, folders, tmp_path):
-    client, _ = connect(launch(folders["sd3"], "--compile", CXX=str(tmp_path / "no-compiler")))
+    client, _ = connect(launch(folders["qwen-image"], "--compile", CXX=str(tmp_path / "no-compiler")))
     error = client.ready()["error"]
     assert error["class"] == "config"
     assert error["message"] == "--compile: no C++ compiler; install g++ (or clang), or leave out --compile"
@@ -293,8 +291,8 @@ def test_a_missing_compiler_is_said_by_hello(launch, folders, tmp_path):
 
 
 def test_weights_that_do_not_fit_are_said_by_hello(launch, folders, tmp_path):
-    folder = damaged(folders["sd3"], tmp_path, lambda f: rewrite(f / "vae/config.json", layers_per_block=2))
+    folder = damaged(folders["qwen-image"], tmp_path, lambda f: rewrite(f / "transformer/config.json", num_layers=4))
     client, _ = connect(launch(folder))
     hello = client.ready()
     assert hello["state"] == "failed" and hello["error"]["class"] == "config", hello["error"]
-    assert hello["error"]["message"].startswith("vae: tensors are missing")
+    assert hello["error"]["message"].startswith("transformer: tensors are missing")

@@ -64,7 +64,7 @@ def serving(folders, monkeypatch):
     made = []
 
     def get(token=TOKEN, tls=None, trust=None):
-        made.append(Serving(folders["sd3"], token, tls, trust))
+        made.append(Serving(folders["qwen-image"], token, tls, trust))
         return made[-1]
 
     yield get

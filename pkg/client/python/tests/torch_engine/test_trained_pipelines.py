@@ -1,5 +1,6 @@
 """The trainer's whole pipelines against a worker's: one velocity, log-probs that agree, gradients with guidance."""
 
+import dataclasses
 import hashlib
 import io
 import math
@@ -59,7 +60,10 @@ class Rollout:
             for c in self.card["pipeline"]["conditions"]
             if c["required"] or c["name"] == "image"
         ]
-        self.scales = [SCALE] * STEPS
+        # Calls of the network for guidance are one in a worker, which rounds otherwise: FLUX has it as an input.
+        flux = name == "FluxKontextPipeline"
+        self.scale, self.given = (1.0, {"guidance_scale": SCALE}) if flux else (SCALE, {})
+        self.scales = [self.scale] * STEPS
         if name == "StableDiffusionPipeline":  # as with cfg_until
             self.scales[1:] = [1.0] * (STEPS - 1)
         self.groups = [self.group(g, prompt) for g, prompt in enumerate(PROMPTS)]
@@ -74,8 +78,8 @@ class Rollout:
         negative = any(a["name"] == "negative_prompt" for a in p["arguments"])
         recipe = {
             "prompts": [[prompt]], "truncate": False, "conditions": {c["name"]: [digest] for c in self.conditions},
-            "arguments": {"negative_prompt": "grey"} if negative else {}, "guidance": SCALE if p["guidance"] else 0.0,
-            "steps": STEPS, **size,
+            "arguments": self.given | ({"negative_prompt": "grey"} if negative else {}),
+            "guidance": self.scale if p["guidance"] else 0.0, "steps": STEPS, **size,
         }  # fmt: skip
         handle = self.client("encode", recipe)[0]["items"][0]["handle"]
         run = self.engine.loaded.session(self.engine.recipes[handle])
@@ -83,8 +87,9 @@ class Rollout:
         std = run.grids[0].init()
         run.session.cancel()
         facts = {
-            "uid": f"g{g}", "prompt": prompt, "negative_prompt": "grey", "true_cfg_scale": SCALE, "cfg_rule": "inside",
-            "cfg_scales": self.scales, "sigmas": self.sigmas, "noise_level": 0.9, "log_prob_kind": "density",
+            "uid": f"g{g}", "prompt": prompt, "negative_prompt": "grey", "true_cfg_scale": self.scale,
+            "cfg_rule": "inside", "arguments": {n: str(v) for n, v in self.given.items()}, "cfg_scales": self.scales,
+            "sigmas": self.sigmas, "noise_level": 0.9, "log_prob_kind": "density",
             "transitions": [self.transition] * self.trained + ["ode"] * (STEPS - self.trained), **size,
             "conditions": self.conditions, "policy_version_min": 0, "policy_version_max": 0, "weights_digest": "w",
             "sample_seed": 1, "noise_seed": 1, "initial_std": std if std != 1 else 0,
@@ -100,7 +105,7 @@ class Rollout:
         for k in range(STEPS):
             kind = facts["transitions"][k]
             kernel = transition.kernel(kind, 0.9 if kind != "ode" else 0, self.sigmas, k)
-            scale = [0.0 if self.scales[k] == SCALE else self.scales[k]]
+            scale = [0.0 if self.scales[k] == self.scale else self.scales[k]]
             v = self.client.velocity(x[None], self.sigmas[k : k + 1], [handle], height, width, guidance=scale)[0]
             noise = self.rng.standard_normal(x.shape)
             after = (kernel.mean(x, v) + kernel.noise_std * noise).astype(np.float32)
@@ -192,6 +197,26 @@ def test_rows_together_and_checkpointing_change_no_gradient(name, rollout):
         assert max(o / b for o, b in zip(report.ratio_off, report.ratio_bound, strict=True)) < 1
         found.append(torch.cat([p.grad.flatten() for p in network.parameters()]))
     assert 0 < float(found[0].norm()) and float((found[1] - found[0]).norm()) < 1e-3 * float(found[0].norm())
+
+
+@pytest.mark.parametrize("name", ["FluxKontextPipeline", "StableDiffusionPipeline"])
+def test_text_encoders_are_in_memory_only_while_they_encode(name, rollout, monkeypatch):
+    (network, batch), (fresh, _) = rollout(name).network(), rollout(name).network()
+    whole, read = network.whole, []
+    load = whole.family.load_part
+    monkeypatch.setattr(whole.family, "load_part", lambda part, *of: read.append(part) or load(part, *of))
+    learner = Learner(network, PPO(), lr=0.0, micro_batch=4)  # two rows of each prompt at once
+    reports = [learner.update(batch) for _ in range(2)]
+    encoders = sorted(n for n in whole.family.parts if n.startswith("text_encoder"))
+    parts = [getattr(whole.family.pipe, n) for n in encoders]
+    assert not read and encoders and all(p.is_meta for part in parts for p in part.parameters())
+    assert reports[0].ratio_off == reports[1].ratio_off
+    other = dataclasses.replace(batch.recipes[0], texts=("another text",))
+    whole.encode([other])
+    assert sorted(read) == encoders and all(p.is_meta for part in parts for p in part.parameters())
+    x, _, sigma, _ = batch.step(np.arange(1), 0, network.device)
+    with torch.no_grad():
+        assert torch.equal(*(n.whole.velocity(x, sigma, [other]) for n in (network, fresh)))
 
 
 def test_bf16_is_within_its_roundings_where_float32_has_other_weights(rollout):

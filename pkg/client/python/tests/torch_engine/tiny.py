@@ -6,6 +6,8 @@ default initialisation such networks hardly see their prompt, and a test of it w
     python tiny.py FOLDER [NAME ...]    writes those of PIPELINES, or these of them
 """
 
+import inspect
+import json
 import sys
 from pathlib import Path
 
@@ -621,6 +623,9 @@ def write(folder: Path, names: tuple[str, ...] = tuple(PIPELINES)) -> dict[str, 
         pipe = PIPELINES[name]()
         pipe.save_pretrained(folder / name)
         out[name] = folder / name
+        frames = {"frames": 9} if "num_frames" in inspect.signature(pipe.__call__).parameters else {}
+        settings = {"height": 64, "width": 64, **frames}  # at which whole pipelines are tested, too
+        (out[name] / "meander.json").write_text(json.dumps(settings))
     return out
 
 

@@ -199,6 +199,7 @@ func (w *Worker) hello(m *wire.Message) *wire.Message {
 	for part, said := range map[string]bool{
 		"vae-tiling": w.o.VAETiling, "generic": w.o.Generic, "trust-class": w.o.TrustClass,
 		"family-" + strings.TrimPrefix(filepath.Ext(w.o.Family), ".py:") + "-0": w.o.Family != "",
+		w.o.Network + "-0": w.o.Network != "",
 	} {
 		if said {
 			h.Backend = strings.Replace(h.Backend, "/"+w.o.DType+"/", "/"+w.o.DType+"/"+part+"/", 1)

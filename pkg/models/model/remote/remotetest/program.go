@@ -48,6 +48,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	f.BoolVar(&o.VAETiling, "vae-tiling", false, "decodes in tiles")
 	f.BoolVar(&o.Generic, "generic", false, "the pipeline as a whole")
 	f.StringVar(&o.Family, "family", "", "FILE.py:NAME")
+	f.StringVar(&o.Network, "network", "", "what computes")
 	f.BoolVar(&o.TrustClass, "trust-class", false, "any class")
 	f.StringVar(&o.TextEncoderDevice, "text-encoder-device", "", "device of the text encoders")
 	f.Int("threads", 0, "threads")

@@ -38,8 +38,8 @@ type Options struct {
 	Compiled bool
 	// VAETiling is in the backend, too, and so are Generic and TrustClass.
 	VAETiling, Generic, TrustClass bool
-	// Family is FILE.py:NAME; its name is in the backend, too.
-	Family string
+	// Family is FILE.py:NAME; its name is in the backend, too, and so is Network.
+	Family, Network string
 	// TextEncoderDevice is in the backend, too; "" is none.
 	TextEncoderDevice string
 	Limits            wire.Limits
