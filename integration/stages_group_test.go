@@ -45,8 +45,10 @@ func (c *crew) rank(t *testing.T, names ...string) {
 func rankedStages(uid schemas.UID) *schemas.Prompt {
 	p := thinkAndPaint(uid, 8)
 	p.Reward = []schemas.RewardSpec{
-		{Name: "nats:ponder", Stage: "think", GroupMin: 2}, {Name: "nats:rank", Stage: "paint", GroupMin: 2},
-		{Name: "diversity"}, {Name: "jpeg_compressibility"},
+		{Name: "nats:ponder", Stage: "think", GroupMin: 2},
+		{Name: "nats:rank", Stage: "paint", GroupMin: 2},
+		{Name: "diversity"},
+		{Name: "jpeg_compressibility"},
 	}
 	return p
 }
