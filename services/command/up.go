@@ -184,7 +184,8 @@ func pipelineFlags(to *pflag.FlagSet, s *services) {
 		"model", "engine", "engine_patience", "engine_concurrency", "engine_adapters", "engine_mix", "adapter",
 		"adapter_scale", "weights_dir", "resident_versions", "device", "dtype", "deterministic", "compile",
 		"vae_tiling", "generic", "trust_class", "family", "network", "text_encoder_device", "threads", "batch",
-		"workers", "share_prefixes", "replicas", "group_timeout", "scorers", "score_patience", "external_wait", "ack_wait")
+		"workers", "share_prefixes", "replicas", "group_timeout", "scorers", "score_patience", "external_wait",
+		"ack_wait")
 	s.flags.StringVar(&s.metricsAddr, "metrics-addr", "",
 		"host:port for /metrics (Prometheus), /healthz and /readyz, e.g. 127.0.0.1:9090; default none")
 	to.AddFlagSet(s.flags)
