@@ -158,7 +158,7 @@ def test_a_compiled_network_computes_every_version(folders, dial, monkeypatch):
     for b in (plain, compiled):
         b.client("unload", {"weights": ONE})
     load(THREE, 3)  # in the memory of the first
-    load(ONE, 4, targets=["transformer_blocks.1.ff.net.2"], scale=2.0)  # a layer that had none
+    load(ONE, 4, targets=["transformer_blocks.1.img_mlp.net.2"], scale=2.0)  # a layer that had none
     agree(TWO)
     agree()
     for i in range(4, 9):  # more than are kept: the first of all take the place of others
