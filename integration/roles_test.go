@@ -209,7 +209,8 @@ var matrix = append([]right{
 	{"take a lane for a trainer", sends("$KV.mdr-leases.lane.main", "x"), []string{"trainer"}},
 	{"end the lease of a lane", sends("$JS.API.STREAM.MSG.DELETE.KV_mdr-leases", `{"seq":999}`), nil},
 	{"say that weights are in use", sends(schemas.AppliedSubject("lane", schemas.TenantMain, "instance"), "x"), []string{"sampler"}},
-	{"publish a control", sends("mdr.v1.control.a", "x"), nil},
+	{"publish a control", sends("mdr.v1.control.a", "x"), []string{"intake"}}, // of a rule
+	{"publish an alarm", sends("mdr.v1.alarm.a.kl", "x"), []string{"intake"}},
 	{"rule on a run", sends("$KV.mdr-control.a", "x"), []string{"intake"}},
 	{"change the spec of another run", sends("$KV.mdr-runs.b", "x"), []string{"trainer"}},
 	{"count for a run", sends("$KV.mdr-counts.counts1.b", "x"), []string{"intake"}},
@@ -435,7 +436,8 @@ func TestRoles_Pipeline(t *testing.T) {
 	}
 	// What may not be is an error at once, with the way out.
 	out := meander(t, t.TempDir(), append([]string{"pause", "a"}, g.flags("viewer")...)...).must(t, 1)
-	if !strings.Contains(out.stderr, "role viewer") || !strings.Contains(out.stderr, "the roles that may are admin") {
+	if !strings.Contains(out.stderr, "role viewer") ||
+		!strings.Contains(out.stderr, "the roles that may are intake, admin") {
 		t.Errorf("pause by a viewer: %s", out.stderr)
 	}
 	for _, args := range [][]string{{"pause", "a"}, {"resume", "a"}} {

@@ -100,7 +100,7 @@ type RuleSpec struct {
 type Alarm struct {
 	V   int64 `msgpack:"v"`
 	Run Run   `msgpack:"run" form:"token"`
-	// Rule is the name of the rule.
+	// Rule names what the run should not do.
 	Rule string `msgpack:"rule" form:"token"`
 	// Of is what breaks it: a reward function, or a trainer with its lane and tenant; absent: the groups.
 	Of string `msgpack:"of,omitempty" size:"0..MaxName"`

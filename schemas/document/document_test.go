@@ -179,6 +179,7 @@ func TestChannels(t *testing.T) {
 		"dead":               schemas.DeadSubject("intake", "r", "u"),
 		"control":            schemas.ControlSubject("r"),
 		"update":             schemas.UpdateSubject("r", "l", schemas.TenantMain, "t", 1),
+		"alarm":              (&schemas.Alarm{Run: "r", Rule: schemas.RuleKL}).Subject(),
 		"applied":            schemas.AppliedSubject("l", schemas.TenantMain, "i"),
 		"parked":             schemas.ParkedSubject("r", "l", "u", 1, schemas.StageMain),
 		"tokens_part":        schemas.PartSubject(schemas.TokensSubject("r", "u", 1, schemas.StageMain, "a", 2), 3),
@@ -191,8 +192,7 @@ func TestChannels(t *testing.T) {
 	for _, s := range schemas.Streams() {
 		streams[s.Name] = s
 	}
-	seen := map[string]bool{}
-	var stored []string // as published
+	seen, stored := map[string]bool{}, []string(nil) // as published
 	for _, c := range channels {
 		seen[c.event] = true
 		if c.address == "" {

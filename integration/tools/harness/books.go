@@ -123,6 +123,9 @@ func AwaitIdle(t testing.TB, b *bus.Bus) (redelivered int) {
 			}
 			redelivered -= int(s.CachedInfo().State.LastSeq)
 			for _, c := range consumers {
+				if c.Config.Durable == "" {
+					continue // of a reader: a killed one leaves it behind for some minutes
+				}
 				if c.NumPending > 0 || c.NumAckPending > 0 {
 					return fmt.Errorf("%s of %s: %d waiting, %d in hand", c.Name, stream, c.NumPending, c.NumAckPending)
 				}

@@ -106,7 +106,7 @@ export interface Alarm {
   v: 1;
   /** name of the run that the event belongs to */
   run: string;
-  /** rule is the name of the rule. */
+  /** rule names what the run should not do. */
   rule: string;
   /** of is what breaks it: a reward function, or a trainer with its lane and tenant; absent: the groups. */
   of?: string | null;

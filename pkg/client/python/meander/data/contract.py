@@ -236,7 +236,7 @@ class Alarm(TypedDict):
 
     v: schema version of the event's type (integer).
     run: name of the run that the event belongs to (token).
-    rule: the name of the rule (token).
+    rule: names what the run should not do (token).
     of: what breaks it: a reward function, or a trainer with its lane and tenant; absent: the groups (text, 0
         to 256 bytes).
     value: what was found, in the unit of the rule, and beyond limit (number).
@@ -251,7 +251,7 @@ class Alarm(TypedDict):
     run: str
     """name of the run that the event belongs to (token)."""
     rule: str
-    """the name of the rule (token)."""
+    """names what the run should not do (token)."""
     of: NotRequired[str | None]
     """what breaks it: a reward function, or a trainer with its lane and tenant; absent: the groups (text, 0 to 256
     bytes)."""
