@@ -253,7 +253,7 @@ def test_folders_that_are_none(folders, tmp_path):
     bad = damaged(sd3, tmp_path, lambda f: (f / weights).rename(f / "transformer/weights.safetensors"))
     assert "must be named so" in fails(bad, *at)
     bad = damaged(sd3, tmp_path, lambda f: shutil.rmtree(f / "tokenizer_2"))
-    assert "tokenizer_2; the folder is not whole" in fails(bad, *at)
+    assert "tokenizer_2, which model_index.json names: copy the folder again" in fails(bad, *at)
     bad = damaged(qwen, tmp_path, lambda f: rewrite(f / "transformer/config.json", guidance_embeds=True))
     assert "guidance_embeds" in fails(bad, *at)
 

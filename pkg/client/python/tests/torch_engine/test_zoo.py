@@ -53,7 +53,7 @@ def test_what_is_not_given_the_pipeline_is_not_given(tmp_path, name, beside):
         assert engine.family.card()["pipeline"]["beside_negative"] == beside
         scales = dict.fromkeys(beside, 4.0)
         absent = admission.recipe_of(loaded)
-        absent = replace(absent, arguments=absent.arguments | scales)
+        absent = replace(absent, guidance=4.0) if scales else absent
         empty = replace(absent, arguments=absent.arguments | {"negative_prompt": ""})
         assert proofs.end_of_diffusers(loaded, absent, **scales) <= zoo.MEDIA
         assert proofs.end_of_diffusers(loaded, empty, negative_prompt="", **scales) <= zoo.MEDIA
