@@ -90,4 +90,6 @@ def test_text_encoders_have_a_device_of_their_own(served, monkeypatch):
         y = torch.randn(1, run.shapes[0][0].numel(), generator=torch.Generator().manual_seed(1))
         vs.append(run.velocity(y, 0.5))
         run.session.cancel()
-    assert torch.equal(*vs) and len(moves) % 2 == 0 and moves[:2] == ["cpu:0", "cpu"]
+    # (weights that were moved are aligned in memory, those of a mapped file are not: the last bit of a product differs)
+    assert (vs[0] - vs[1]).abs().max() <= 1e-5 * vs[1].abs().max()
+    assert len(moves) % 2 == 0 and moves[:2] == ["cpu:0", "cpu"]
