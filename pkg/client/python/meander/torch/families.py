@@ -119,6 +119,7 @@ class Krea2(Standardized):
 
 
 FAMILIES: dict[str, type[Family]] = {"QwenImagePipeline": QwenImage, "Krea2Pipeline": Krea2}
+"""Families by the class that model_index.json names."""
 
 
 def find(folder: Folder, generic: bool = False, trust: bool = False, own: str = "") -> Family:

@@ -27,6 +27,7 @@ from .folder import Folder
 _MOST_TEMPORAL, _MOST_CHANNELS = 64, 4096  # of a card
 _CLASSES = Path(__file__).with_name("classes.json")
 COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
+"""Arguments of pipelines for the number of samples of a prompt."""
 _FRAMES = ("num_frames", "video_length")
 _TEXTS = ("prompt", "prompt_2", "prompt_3")
 _OF_THE_HOST = {

@@ -23,6 +23,7 @@ def _setting(default: Any, help: str, section: str) -> Any:
 DTYPES = ("float32", "bfloat16")
 """dtypes of the frozen network, by their names in torch."""
 MAX_SUBSTEPS = 100
+"""The most steps that a teacher takes within one of the student's, as services allow."""
 SOLVERS: tuple[str, ...] = typing.get_args(typing.get_type_hints(Rollout)["solver"])
 """What integrates ode steps."""
 

@@ -106,8 +106,11 @@ class Rollouts:
 
     clean = False
     teacher: Teacher | None = None
+    """Gives the velocities of the other model, of a loss that learns from one."""
     taught: torch.Tensor | None = None
+    """Those of the micro-batch: rows, trained steps, then as states are."""
     taught_by = ""
+    """The digest of the teacher's weights."""
     names: Sequence[str] = ()
     tracks: Sequence[tuple[slice, float]] = ((slice(None), 1.0),)
 
