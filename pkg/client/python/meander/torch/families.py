@@ -7,7 +7,7 @@ them. A wrong sign or a swapped height and width still makes smooth images: noth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .family import JOINT_ATTENTION, Family, Prompt, Standardized
 from .faults import Fault
@@ -51,7 +51,12 @@ class QwenImage(Standardized):
             encoder_hidden_states_mask=mask,
             img_shapes=[[(1, h // 2, w // 2)]] * len(rows),
             return_dict=False,
+            **self.beside(embeds),
         )[0]
+
+    def beside(self, embeds: torch.Tensor) -> dict[str, Any]:
+        """What the network is given besides by padded embeddings, [n, L, C]."""
+        return {}
 
 
 class Krea2(Standardized):

@@ -70,18 +70,9 @@ class Omni(QwenImage):
         network.dtype = dtype
         return network
 
-    def velocity(self, x, t, rows, size, guidance):  # type: ignore[no-untyped-def]
-        embeds, mask = self.padded(rows)
-        _, h, w = self.latent_grid(size)
-        return self.transformer(
-            hidden_states=x.to(self.dtype),
-            timestep=t.to(self.dtype) / 1000,
-            encoder_hidden_states=embeds,
-            encoder_hidden_states_mask=mask,
-            img_shapes=[[(1, h // 2, w // 2)]] * len(rows),
-            txt_seq_lens=[embeds.shape[1]] * len(rows),
-            return_dict=False,
-        )[0]
+    def beside(self, embeds: torch.Tensor) -> dict[str, Any]:
+        """The padded length of each row, which this network does not take from the mask."""
+        return {"txt_seq_lens": [embeds.shape[1]] * len(embeds)}
 
 
 class Fused(Weights):
