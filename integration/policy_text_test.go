@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/safetensors"
@@ -133,10 +132,7 @@ func TestPolicy_WholeTexts(t *testing.T) {
 	if err := errors.Join(archive.Close(), safetensors.WriteFile(file, tensors, nil)); err != nil {
 		t.Fatal(err)
 	}
-	bustest.Until(t, "the sampler's announcement", func() error {
-		_, err := w.client.Policy(t.Context(), "")
-		return err
-	})
+	w.awaitLane(t)
 	whole := pushByPath(t, w.client, dir, file)
 	digests := map[string]bool{}
 	for i, p := range []*schemas.Policy{whole, nil} {
