@@ -1,7 +1,8 @@
 """The test that a pipeline passes before it is served: that it is a function of states and timesteps.
 
-It makes one turn at the default size and about twenty at a small one, where the pipeline has one: the card says which.
-A pipeline that fails is refused with the reason.
+It makes about twenty turns at a small size, where the pipeline has one: the card says which. The default size is one
+turn more, unless that is long and the states of two small sizes tell its own. A pipeline that fails is refused with the
+reason.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .whole import digest_of
 
 if TYPE_CHECKING:
     from .sessions import Loaded, Recipe, Run
+    from .whole import Pipeline
 
 _STEPS = 4
 _TRIED = (_STEPS, 7)  # steps for which a rule must give the pipeline's sigmas
@@ -34,7 +36,8 @@ _EULERS = {
     "DPMSolverMultistepScheduler of order 1",
 }  # fmt: skip
 """Schedulers whose own steps are Euler's in canonical coordinates."""
-_PROBE, _UNIT = 256 * 256, 32  # pixels of the small size, and its edges are multiples of the other
+_EDGES, _UNIT = (64, 256), 32  # of small sizes: edges of squares of their pixels, and what edges are multiples of
+_FEW = 1 << 21  # pixels of all frames of a default size at which a turn is made in any case
 _CLOSE = {torch.float32: 1e-5}
 _CLOSE_16 = 5e-2
 _SCALES, _NEGATIVE = (2.0, 5.0), "negative_prompt"  # scales at which a pipeline is guided
@@ -45,25 +48,37 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
     """Tests a pipeline, and notes in its family what hosts must know. Fault: why it is refused."""
     family = loaded.family
     say("testing the pipeline")
-    recipe = recipe_of(loaded)
+    told = _told_by_small(loaded)
+    recipe = recipe_of(loaded, told and told[0])
     with _session(loaded, recipe) as run:
-        family.label([torch.empty(s) for s, _ in run.shapes], recipe.size)
+        if not told:
+            family.label([torch.empty(s) for s, _ in run.shapes], recipe.size)
+        default = [1, *family.latent_shape(family.size())]
         family.tracks = [
-            {"name": name, "elements": s.numel(),
-             "shape": [1, *family.latent_shape(recipe.size)] if family.packed else list(s)}  # fmt: skip
+            {"name": name, "elements": math.prod(default) if told else s.numel(),
+             "shape": default if told or family.packed else list(s)}  # fmt: skip
             for (s, _), name in zip(run.shapes, ("latents", "audio", "third"), strict=False)
         ]
         _check_start(loaded, recipe, run)
-    small = _small(loaded, recipe)
-    family.admitted = vars(small.size).copy()
-    _find_grid(loaded, recipe, small)
+    small = recipe if told else _small(loaded, recipe)
+    family.admitted = at = vars(small.size).copy()
+
+    def testing(what: str) -> None:
+        say(f"testing the pipeline at {at['frames']} x {at['height']} x {at['width']}: {what}")
+
+    testing("its sigmas")
+    _find_grid(loaded, told or [recipe.size, small.size])
     with _session(loaded, small) as run:
         n, grid = sum(s.numel() for s, _ in run.shapes), run.grids[0]
     y = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(family.device)
+    testing("the order of its steps")
     _check_access(loaded, small, y, grid.sigmas)
+    testing("guidance and texts")
     _check_guidance(loaded, small, y, grid.sigmas[1])
     _measure_texts(loaded, small)
+    testing("rows together")
     _check_rows(loaded, small, y, grid.sigmas[1], say)
+    testing("its own steps to the end")
     check_euler(loaded, small)
 
 
@@ -110,27 +125,61 @@ def recipe_of(loaded: Loaded, size: Size | None = None, steps: int = _STEPS) -> 
     )
 
 
+def _smaller(family: Pipeline, edge: int, frames: int) -> Size:
+    """The default size with about the pixels of an edge squared, and the frames of some latent ones."""
+    size = family.size()
+    share = edge / (size.height * size.width) ** 0.5
+    unit = math.lcm(_UNIT, family.scale * family.patch[1])
+    edges = [max(1, round(e * share / unit)) * unit if share < 1 else e for e in (size.height, size.width)]
+    return Size(min(size.frames, 1 + (frames - 1) * family.temporal), *edges)
+
+
+def _told_by_small(loaded: Loaded) -> list[Size]:
+    """Two small sizes whose states tell those of the default size, where a turn at that is long; else none. They are
+    the smallest that the pipeline accepts: it begins, and decodes its last state."""
+    family, size = loaded.family, loaded.family.size()
+    if size.frames * size.height * size.width <= _FEW:
+        return []
+    before = vars(family).copy()
+    for edge in _EDGES:
+        one, two = _smaller(family, edge, 3), _smaller(family, edge * 3 // 2, 2)
+        try:
+            for at in (one, two):
+                with _session(loaded, recipe_of(loaded, at)) as run:
+                    if at is one:
+                        family.label([torch.empty(s) for s, _ in run.shapes], at)
+                    if len(run.shapes) > 1 or not _follows(loaded, run):
+                        raise Fault("latents", "not one state that grows as sizes do")
+                    if at is one:
+                        run.end(run.joined(run.session.first_states()))
+            family.latent_shape(size)
+            return [one, two] if one != two else []
+        except (Fault, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+            vars(family).update(before)
+    return []
+
+
+def _follows(loaded: Loaded, run: Run) -> bool:
+    """Whether a state has the elements that the card says for its size."""
+    return sum(s.numel() for s, _ in run.shapes) == math.prod(loaded.family.latent_shape(run.recipe.size))
+
+
 def _small(loaded: Loaded, recipe: Recipe) -> Recipe:
     """The recipe at a small size with the state that the card says; the recipe itself: the pipeline has none."""
-    family, size = loaded.family, recipe.size
-    share = (_PROBE / (size.height * size.width)) ** 0.5
-    unit = math.lcm(_UNIT, family.scale * family.patch[1])
-    edges = [max(1, round(edge * share / unit)) * unit if share < 1 else edge for edge in (size.height, size.width)]
-    small = Size(min(size.frames, 1 + 2 * family.temporal), *edges)
-    if small == size:
+    small = _smaller(loaded.family, _EDGES[-1], 3)
+    if small == recipe.size:
         return recipe
     try:
         probe = recipe_of(loaded, small)
         with _session(loaded, probe) as run:
-            same = sum(s.numel() for s, _ in run.shapes) == math.prod(family.latent_shape(small))
+            return probe if _follows(loaded, run) else recipe
     except (Fault, RuntimeError):
         return recipe
-    return probe if same else recipe
 
 
-def _find_grid(loaded: Loaded, recipe: Recipe, small: Recipe) -> None:
-    """Finds by which rule the pipeline makes its sigmas. Where hosts know none, the card has them for some numbers of
-    steps: of the default size alone, where they are others at the small one."""
+def _find_grid(loaded: Loaded, sizes: list[Size]) -> None:
+    """Finds by which rule the pipeline makes its sigmas, which two sizes show. Where hosts know none, the card has them
+    for some numbers of steps: of the default size alone, where they are others at the second one."""
     family, first = loaded.family, loaded.first
     loaded.first = False  # the outputs of the turns are not read
 
@@ -138,8 +187,8 @@ def _find_grid(loaded: Loaded, recipe: Recipe, small: Recipe) -> None:
         with _session(loaded, recipe_of(loaded, size, steps)) as run:
             return run.grids[0]
 
-    tried = {(size, n): grid_of(size, n) for size in (recipe.size, small.size) for n in _TRIED}
-    grid = tried[recipe.size, _STEPS]
+    tried = {(size, n): grid_of(size, n) for size in sizes for n in _TRIED}
+    grid = tried[sizes[0], _STEPS]
     if grid.kind == "flow":
         for name, mu in _RULES:
             by_rule = (_by_rule(grid.scheduler, name, mu, family.latent_shape(size)[0], n) for size, n in tried)
@@ -148,14 +197,15 @@ def _find_grid(loaded: Loaded, recipe: Recipe, small: Recipe) -> None:
                 family.grid_name, family.mu_name = name, mu
                 break
         else:
+            fixed = sizes[0] != sizes[1] and tried[sizes[1], _STEPS].sigmas == grid.sigmas
+            at = sizes[0] if fixed else family.size()
             steps, found = sorted({*_USUAL, family.card()["steps"]}), []
             for n in steps:
                 with contextlib.suppress(Fault, ArithmeticError):  # such as too few steps
-                    found.append((n, grid_of(recipe.size, n).sigmas))
+                    found.append((n, grid_of(at, n).sigmas))
             family.grid_name = "pipeline"
             family.sigmas = [s for n, s in found if len(s) == n + 1 and all(np.diff(s) < 0)]
-            fixed = small.size != recipe.size and tried[small.size, _STEPS].sigmas == grid.sigmas
-            family.sigmas_tokens = 0 if fixed else family.latent_shape(recipe.size)[0]
+            family.sigmas_tokens = 0 if fixed else family.latent_shape(at)[0]
     loaded.first = first
 
 

@@ -28,7 +28,7 @@ _MOST_TEMPORAL, _MOST_CHANNELS = 64, 4096  # of a card
 _CLASSES = Path(__file__).with_name("classes.json")
 COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 """Arguments of pipelines for the number of samples of a prompt."""
-_FRAMES = ("num_frames", "video_length")
+_FRAMES = ("num_frames", "video_length", "frames")
 _TEXTS = ("prompt", "prompt_2", "prompt_3")
 _OF_THE_HOST = {
     *COUNTS, *_FRAMES, *_TEXTS, "prompt_4", "height", "width", "num_inference_steps", "timesteps", "sigmas", "eta",
@@ -65,7 +65,9 @@ class Pipeline(Family):
         self.vae_config = folder.read_optional("vae", "config.json") or folder.read_optional("vqvae", "config.json")
         self.cls = cls or _class_of(folder, trust)
         self.call = dict(list(inspect.signature(inspect.unwrap(self.cls.__call__)).parameters.items())[1:])
-        self.scale, self.patch, self.packed = self._scale(), (1, 1, 1), False
+        self.pixels = self.scale = self._scale()
+        """Pixels of an element of what the VAE encodes, and of what the card calls one."""
+        self.patch, self.packed = (1, 1, 1), False
         """packed: whether states are grids, of which meander has the tokens as networks do, patch by patch."""
         self.temporal = self._temporal()
         self.channels = int(self.vae_config.get("latent_channels") or self.vae_config.get("z_dim") or 4)
@@ -113,16 +115,28 @@ class Pipeline(Family):
         return MAX_FRAMES if self.makes_video() else 1
 
     def default_size(self) -> tuple[int, int]:
-        told = [(self.cls.__init__, r"default_sample_size = (\d+)\n", self.scale), (self.cls.__call__, r"height or (\d+)", 1)]
-        edges = [int(m[1]) * by for of, has, by in told if (m := re.search(has, inspect.getsource(inspect.unwrap(of))))]
-        sample = self.config.get("sample_size") or (edges or [512])[0] // self.scale
-        edges = sample if isinstance(sample, list) else [sample, sample]
-        return int(self._default("height", edges[-2] * self.scale)), int(self._default("width", edges[-1] * self.scale))
+        told = [
+            (self.cls.__init__, r"default_sample_size = (\d+)\n()", self.pixels), (self.cls.__call__, r"height or (\d+)()", 1),
+            (self.cls.__init__, r"default_height = (\d+)\n\s+self.default_width = (\d+)", 1),
+        ]  # fmt: skip
+        found = ((m, by) for of, has, by in told if (m := re.search(has, inspect.getsource(inspect.unwrap(of)))))
+        edges = next(([int(m[1]) * by, int(m[2] or m[1]) * by] for m, by in found), [512, 512])
+        c = self.config
+        sample = c.get("sample_size") or (c.get("sample_height") and [c["sample_height"], c["sample_width"]])
+        if sample:
+            edges = [n * self.pixels for n in (sample if isinstance(sample, list) else [sample])]
+        return int(self._default("height", edges[-2:][0])), int(self._default("width", edges[-1]))
+
+    def default_frames(self) -> int:
+        name = next((n for n in _FRAMES if n in self.call), "")
+        source = inspect.getsource(inspect.unwrap(self.cls.__call__)) if name else ""
+        told = re.search(r"num_frames = (\d+)\n|config\.(\w+_frames)( \* self\.vae_scale_factor_temporal)?\n", source)
+        number, key, latent = told.groups() if told else ("1", "", "")
+        return int(self._default(name, number or int(self.config.get(key) or 1) * (self.temporal if latent else 1)))
 
     def size(self) -> Size:
         """The default size, of meander.json or the pipeline."""
-        frames = next((int(self._default(n, 1)) for n in _FRAMES if n in self.call), 1)
-        s, (height, width) = self.settings, self.default_size()
+        s, (height, width), frames = self.settings, self.default_size(), self.default_frames()
         return Size(int(s.get("frames", frames)), int(s.get("height", height)), int(s.get("width", width)))
 
     def _guidance(self) -> str:
@@ -292,7 +306,7 @@ class Pipeline(Family):
     def attach(self, pipe: Any, encoders: Any) -> None:
         self.pipe, self.encoders = pipe, encoders
         for name in ("vae_spatial_compression_ratio", "vae_scale_factor_spatial", "vae_spatial_scale_factor"):
-            self.scale = int(getattr(pipe, name, 0) or 0) or self.scale
+            self.pixels = self.scale = int(getattr(pipe, name, 0) or 0) or self.scale
         for name in ("vae_temporal_compression_ratio", "vae_scale_factor_temporal", "vae_temporal_scale_factor"):
             if self.makes_video():
                 self.temporal = int(getattr(pipe, name, 0) or 0) or self.temporal
