@@ -30,7 +30,7 @@ func modelCommand(a *app) *cobra.Command {
 		Use: "model", Short: "look at model folders, and fetch models of the Hugging Face Hub",
 		Example: "  meander model info signs\n  meander model fetch ORG/NAME",
 	}
-	var engine string
+	engine, test := "", false
 	var options models.TorchOptions
 	info := &cobra.Command{
 		Use:   "info DIR",
@@ -39,22 +39,29 @@ func modelCommand(a *app) *cobra.Command {
 language model in the transformers layout. It does not read the weights. It says whether meander can
 run the model.
 
-With --engine torch it asks a worker, which knows more classes.
+With --engine torch it asks a worker, which knows more classes. With --test that reads the weights,
+and tests the pipeline as before it serves it.
 
 Exit status: 0 it can, 1 it cannot.`,
 		Example: `  meander model info deploy/models/signs
   meander model info sums                # a language model
   meander model info ORG/NAME            # of the Hugging Face Hub; downloaded once
-  meander model info signs --json`,
+  meander model info signs --json
+  meander model info --engine torch --test ./kontext`,
 		RunE: func(c *cobra.Command, given []string) error {
 			if err := a.fetch(c.Context(), given[0], "", hub.Model); err != nil {
 				return err
 			}
-			return a.modelInfo(c, given[0], engine, options)
+			if test && engine == "" {
+				return usage(errors.New("--test: needs --engine torch: this program's models are not tested"))
+			}
+			return a.modelInfo(c, given[0], engine, options, test)
 		},
 	}
 	info.Flags().StringVar(&engine, "engine", "",
 		"torch or torch=ADDRESS where a worker computes the model; default this program")
+	info.Flags().BoolVar(&test, "test", false,
+		"with --engine torch: read the weights and test the pipeline, as before it is served")
 	fields.Bind("", &options).Register(info.Flags(), "generic", "trust_class", "family", "network")
 	c.AddCommand(info, fetchCommand(a))
 	return c
@@ -62,10 +69,10 @@ Exit status: 0 it can, 1 it cannot.`,
 
 // modelInfo prints the description of a model by folder or name, as this program or a worker sees it. An unknown
 // model is a usage error; one that cannot be run gives exit status 1.
-func (a *app) modelInfo(c *cobra.Command, name, engine string, options models.TorchOptions) error {
+func (a *app) modelInfo(c *cobra.Command, name, engine string, options models.TorchOptions, test bool) error {
 	dir, info, err := "", (*model.Info)(nil), error(nil)
 	if engine != "" {
-		dir, info, err = inspectByEngine(c.Context(), name, engine, options, c.ErrOrStderr())
+		dir, info, err = inspectByEngine(c.Context(), name, engine, options, test, c.ErrOrStderr())
 	} else {
 		var family model.Family
 		dir, family, err = families.All().Find(name)
@@ -92,7 +99,8 @@ func (a *app) modelInfo(c *cobra.Command, name, engine string, options models.To
 }
 
 // inspectByEngine asks a worker what it says of a model, and writes what it is waited for to stderr.
-func inspectByEngine(ctx context.Context, name, engine string, options models.TorchOptions, stderr io.Writer,
+func inspectByEngine(ctx context.Context, name, engine string, options models.TorchOptions, test bool,
+	stderr io.Writer,
 ) (string, *model.Info, error) {
 	if !models.IsTorch(engine) {
 		return "", nil, fmt.Errorf("--engine: %q; must be torch or torch=ADDRESS", engine)
@@ -100,7 +108,7 @@ func inspectByEngine(ctx context.Context, name, engine string, options models.To
 	says := &loading{}
 	says.lines.Store(&stderr)
 	t := models.TorchAt(engine, engineKey(engine), models.Compute{})
-	t.TorchOptions, t.Wait, t.Waiting = options, joinWithin, says.wait
+	t.TorchOptions, t.Wait, t.Waiting, t.Tested = options, joinWithin, says.wait, test
 	return t.Inspect(ctx, name)
 }
 
@@ -186,8 +194,8 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	when(info.MaxFrames > 1, "videos of %d frames by default, at most %d, 1 more than a multiple of %d; %g a second",
 		info.Frames, info.MaxFrames, max(info.FramesPerToken, 1), info.FPS)
 	if p := info.Pipeline; p != nil {
-		when(true, "pipeline %s, steps in order %s; conditions %s; arguments %s", p.Class, p.RandomAccess,
-			inputs(p.Conditions), inputs(p.Arguments))
+		when(true, "pipeline %s, steps in order %s; conditions %s; arguments %s", p.Class,
+			cmp.Or(p.RandomAccess, "that --test finds"), inputs(p.Conditions), inputs(p.Arguments))
 		when(p.RandomAccess != "", "tested at %d x %d, %d frames", p.Admitted.Height, p.Admitted.Width,
 			p.Admitted.Frames)
 		for _, note := range p.Notes {

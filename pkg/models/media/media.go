@@ -13,9 +13,9 @@ import (
 
 // Size is the size of a sample: Frames of Height x Width pixels. An image has one frame.
 type Size struct {
-	Frames int `json:"frames"`
-	Height int `json:"height"`
-	Width  int `json:"width"`
+	Frames int `json:"frames" msgpack:"frames"`
+	Height int `json:"height" msgpack:"height"`
+	Width  int `json:"width" msgpack:"width"`
 }
 
 // String says what a size is, for errors: "64x48 pixels", or "9 frames of 64x48 pixels"; width comes first.

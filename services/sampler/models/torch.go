@@ -46,6 +46,8 @@ type Torch struct {
 	Compute Compute
 	// Wait bounds how long a worker is waited for that is joined; 0: there is no bound.
 	Wait time.Duration
+	// Tested has Inspect wait until the weights are read and the model is tested.
+	Tested bool
 	// Adapter is a LoRA to add to the model; AdapterScale multiplies its changes, default 1.
 	Adapter      string
 	AdapterScale float64
@@ -103,7 +105,7 @@ func (t Torch) configs(log zerolog.Logger) (list []remote.Config) {
 			Address: address, Token: t.EngineKey, Device: device, DType: t.Compute.DType,
 			Deterministic: t.Compute.Deterministic, Threads: t.Compute.Threads, Options: t.Options,
 			Patience: t.EnginePatience, Wait: t.Wait, Adapter: t.Adapter, AdapterScale: t.AdapterScale,
-			Spare: t.Spare, Hashes: hashes, Log: func(e remote.Event) { t.logEvent(log, e) },
+			Spare: t.Spare, Hashes: hashes, Tested: t.Tested, Log: func(e remote.Event) { t.logEvent(log, e) },
 		})
 	}
 	return list
@@ -232,7 +234,7 @@ func anyReached(workers []*remote.Model) error {
 	return errors.Join(errs...)
 }
 
-// Inspect describes the model called name by what a worker says of it, which does not wait for the weights. The error
+// Inspect describes the model called name by what a worker says of it, which waits for the weights where Tested says so. The error
 // is of the settings, the folder or the worker.
 func (t Torch) Inspect(ctx context.Context, name string) (dir string, info *model.Info, err error) {
 	if err := t.Check(); err != nil {

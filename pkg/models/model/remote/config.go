@@ -45,6 +45,8 @@ type Config struct {
 	PromptCacheBytes int
 	// Log is told what happens to the worker, and what it writes on stderr; nil: nothing is.
 	Log func(Event)
+	// Tested has Inspect wait until the worker has read the weights and tested the model.
+	Tested bool
 	// Spare keeps the worker that Inspect starts, for an Open with the same settings; nil: each starts its own.
 	Spare *Spare
 	// Hashes is model.Options.Hashes.

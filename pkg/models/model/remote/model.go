@@ -169,7 +169,7 @@ func checkWeights(folder *safetensors.Folder, theirs string) error {
 	return err
 }
 
-// Inspect describes the model in a folder without waiting until a worker has read its weights.
+// Inspect describes the model in a folder without waiting until a worker has read its weights, unless cfg says so.
 func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err error) {
 	folder, err := open(dir, cfg)
 	if err != nil {
@@ -184,7 +184,7 @@ func Inspect(ctx context.Context, dir string, cfg Config) (_ *model.Info, err er
 		}
 		log.log(e)
 	}
-	l := newLink(dir, cfg, true)
+	l := newLink(dir, cfg, !cfg.Tested)
 	defer l.close(true)
 	var of wire.InspectResult
 	p, err := l.open(ctx)

@@ -37,7 +37,7 @@ _EULERS = {
 }  # fmt: skip
 """Schedulers whose own steps are Euler's in canonical coordinates."""
 _EDGES, _UNIT = (64, 256), 32  # of small sizes: edges of squares of their pixels, and what edges are multiples of
-_FEW = 1 << 21  # pixels of all frames of a default size at which a turn is made in any case
+_FEW = 1 << 18  # pixels of all frames of a default size at which a turn is made in any case
 _CLOSE = {torch.float32: 1e-5}
 _CLOSE_16 = 5e-2
 _SCALES, _NEGATIVE = (2.0, 5.0), "negative_prompt"  # scales at which a pipeline is guided

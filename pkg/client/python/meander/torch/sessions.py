@@ -398,13 +398,16 @@ class PipelineEngine(Engine):
 
         try:
             admit(self.loaded, self.say)
-        except Fault as e:
-            name = self.family.cls.__name__
-            raise Fault("config", f"not admitted: {'' if name in str(e) else f'{name}: '}{e}") from e
         except Exception as e:
             if is_out_of_memory(e):
                 raise
-            raise Fault("config", f"not admitted: {said_by(self.family.cls, e)}") from e
+            why, name = str(e) if isinstance(e, Fault) else said_by(self.family.cls, e), self.family.cls.__name__
+            size = self.family.size()
+            at = "" if self.family.admitted else (
+                f" (at its default size, {size.frames} x {size.height} x {size.width}: frames, height and width in "
+                "meander.json are another)"
+            )  # fmt: skip
+            raise Fault("config", f"not admitted: {'' if name in why else f'{name}: '}{why}{at}") from e
         self.family.encodes = encodes(self.loaded, Size(**self.family.admitted))
         for n in range(1, 1 + self.settings.compile * (1 + self.family.rows_alike)):
             self.say(f"compiling the network for {n} rows")

@@ -158,6 +158,9 @@ class Pipeline(Family):
             before = before and name != "prompt"
             annotation = "" if p.annotation is p.empty else str(p.annotation)
             default = None if p.default is p.empty else p.default
+            needed = p.default is p.empty and p.kind is not p.VAR_KEYWORD
+            if needed and _NO_INPUT.search(name):
+                raise Fault("config", f"{self.cls.__name__}: {name}: needed, and nothing that a recipe can have")
             if name in _OF_THE_HOST or name.startswith("_") or _NO_INPUT.search(name):
                 continue
             media = _MEDIA.search(name)
@@ -176,7 +179,7 @@ class Pipeline(Family):
                     not _EXTRA.search(name) and bool(_NEEDS_ITS_IMAGES.search(self.cls.__name__))
                 )
                 conditions.append({"name": name, "type": kind, "required": needs})
-            elif not scalar and p.default is p.empty and p.kind is not p.VAR_KEYWORD:
+            elif not scalar and needed:
                 raise Fault("config", f"{self.cls.__name__}: {name}: needed, and nothing that a recipe can have")
             elif scalar:
                 if name == "strength":
@@ -260,6 +263,8 @@ class Pipeline(Family):
             raise Fault("config", f"model_index.json: {part}: {name}; no class of {library}: try the newest")
         if not hasattr(cls, "forward"):  # a processor
             return 0
+        if "MultiControlNet" in name or name == "MultiAdapter":
+            raise Fault("config", f"model_index.json: {part}: {name}; must be one of a single image: several are a list")
         if self.folder.read(part, "config.json").get("quantization_config"):
             raise Fault(
                 "config", f"{part}/config.json: quantization_config: set; must be absent: take the folder in bf16"
@@ -307,6 +312,7 @@ class Pipeline(Family):
         self.pipe, self.encoders = pipe, encoders
         for name in ("vae_spatial_compression_ratio", "vae_scale_factor_spatial", "vae_spatial_scale_factor"):
             self.pixels = self.scale = int(getattr(pipe, name, 0) or 0) or self.scale
+        self.pixels = int(getattr(pipe, "vae_scale_factor", 0) or 0) or self.pixels
         for name in ("vae_temporal_compression_ratio", "vae_scale_factor_temporal", "vae_temporal_scale_factor"):
             if self.makes_video():
                 self.temporal = int(getattr(pipe, name, 0) or 0) or self.temporal
