@@ -280,31 +280,46 @@ DC = {
     "decoder_act_fns": "silu",
     "scaling_factor": 0.41407,
 }
-COGVIDEO_VAE = {
-    "down_block_types": ["CogVideoXDownBlock3D"] * 4,
-    "up_block_types": ["CogVideoXUpBlock3D"] * 4,
-    "block_out_channels": [8] * 4,
-    "latent_channels": 4,
-    "layers_per_block": 1,
-    "norm_num_groups": 2,
-    "temporal_compression_ratio": 4,
-}
-COGVIDEO = {
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
-    "in_channels": 4,
-    "out_channels": 4,
-    "time_embed_dim": 2,
-    "text_embed_dim": 64,
-    "num_layers": 1,
-    "sample_width": 2,
-    "sample_height": 2,
-    "sample_frames": 9,
-    "patch_size": 2,
-    "temporal_compression_ratio": 4,
-    "max_text_seq_length": 226,
-}
 COGVIDEO_SCHEDULER = {"scheduler": lambda: diffusers.CogVideoXDDIMScheduler(clip_sample=False)}
+# fmt: off
+COGVIDEO_VAE = {
+    "down_block_types": ["CogVideoXDownBlock3D"] * 4, "up_block_types": ["CogVideoXUpBlock3D"] * 4,
+    "block_out_channels": [8] * 4, "latent_channels": 4, "layers_per_block": 1, "norm_num_groups": 2,
+    "temporal_compression_ratio": 4,
+}
+
+
+def cogvideo(**config):
+    """The network of CogVideoX."""
+    return network("CogVideoXTransformer3DModel", **{
+        "num_attention_heads": 2, "attention_head_dim": 16, "in_channels": 4, "out_channels": 4, "time_embed_dim": 2,
+        "text_embed_dim": 64, "num_layers": 1, "sample_width": 2, "sample_height": 2, "sample_frames": 9,
+        "patch_size": 2, "temporal_compression_ratio": 4, "max_text_seq_length": 226, **config,
+    })
+
+
+def cogview4(**config):
+    """The network of CogView4."""
+    return network("CogView4Transformer2DModel", **{
+        "patch_size": 2, "in_channels": 4, "out_channels": 4, "num_layers": 2, "attention_head_dim": 4,
+        "num_attention_heads": 4, "text_embed_dim": 32, "time_embed_dim": 8, "condition_dim": 4, **config,
+    })
+
+
+# fmt: on
+COGVIDEO = {
+    **T5,
+    **COGVIDEO_SCHEDULER,
+    "vae": network("AutoencoderKLCogVideoX", **COGVIDEO_VAE),
+    "transformer": cogvideo(),
+}
+COGVIEW4 = {
+    "text_encoder": glm,
+    "tokenizer": lambda: tokenizer("t5", 512),
+    **FLOW,
+    "vae": small_vae,
+    "transformer": cogview4(),
+}
 
 LTX2 = {
     **FLOW,
