@@ -48,8 +48,11 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
     """Tests a pipeline, and notes in its family what hosts must know. Fault: why it is refused."""
     family = loaded.family
     say("testing the pipeline")
-    told = _told_by_small(loaded)
-    recipe = recipe_of(loaded, told and told[0])
+    told, size = _told_by_small(loaded), family.size()
+    if not told and size.frames * size.height * size.width > _FEW:
+        say(f"testing the pipeline at {size.frames} x {size.height} x {size.width}, its default size, which no smaller "
+            "one tells; frames, height and width in meander.json may be less")  # fmt: skip
+    recipe = recipe_of(loaded, told[0] if told else None)
     with _session(loaded, recipe) as run:
         if not told:
             family.label([torch.empty(s) for s, _ in run.shapes], recipe.size)

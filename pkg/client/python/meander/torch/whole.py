@@ -116,7 +116,8 @@ class Pipeline(Family):
 
     def default_size(self) -> tuple[int, int]:
         told = [
-            (self.cls.__init__, r"default_sample_size = (\d+)\n()", self.pixels), (self.cls.__call__, r"height or (\d+)()", 1),
+            (self.cls.__init__, r"default_sample_size = (\d+)\n()", self.pixels),
+            (self.cls.__call__, r"height or (\d+)()", 1),
             (self.cls.__init__, r"default_height = (\d+)\n\s+self.default_width = (\d+)", 1),
         ]  # fmt: skip
         found = ((m, by) for of, has, by in told if (m := re.search(has, inspect.getsource(inspect.unwrap(of)))))
@@ -264,7 +265,7 @@ class Pipeline(Family):
         if not hasattr(cls, "forward"):  # a processor
             return 0
         if "MultiControlNet" in name or name == "MultiAdapter":
-            raise Fault("config", f"model_index.json: {part}: {name}; must be one of a single image: several are a list")
+            raise Fault("config", f"model_index.json: {part}: {name}; must be one of one image, not of several")
         if self.folder.read(part, "config.json").get("quantization_config"):
             raise Fault(
                 "config", f"{part}/config.json: quantization_config: set; must be absent: take the folder in bf16"
