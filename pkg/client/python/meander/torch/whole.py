@@ -303,7 +303,10 @@ class Pipeline(Family):
         )
         for name, part in pipe.components.items():
             if hasattr(part, "set_timesteps") and hasattr(part, "step"):
-                setattr(pipe, name, canonical.suited(part))
+                try:
+                    setattr(pipe, name, canonical.suited(part))
+                except (NotImplementedError, TypeError, ValueError) as e:  # another scheduler has no such setting
+                    raise Fault("config", f"scheduler: {type(part).__name__}: {first_sentence(e)}") from e
                 self.notes += [n for n in canonical.notes_of(part, getattr(pipe, name)) if n not in self.notes]
         if scheduler := getattr(pipe, "scheduler", None):
             self.scheduler_config = json.loads(scheduler.to_json_string())
