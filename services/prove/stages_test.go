@@ -51,7 +51,8 @@ func TestRun_Stages(t *testing.T) {
 		"a request": {record(func(e *schemas.GroupRecord) { e.Stages[1].Prompt += "!" }), "trajectories", "request: not what follows"},
 		"a setting": {record(func(e *schemas.GroupRecord) { e.Stages[1].NoiseLevel += 1e-9 }), "prompts", "its record has other"},
 		"a trajectory that is gone": {func(t *testing.T) []byte {
-			return forgedOf[schemas.Trajectory](t, staged, schemas.StreamTrajectories, every(schemas.KindTrajectory), nil)
+			return forgedOf[schemas.Trajectory](t, staged, schemas.StreamTrajectories,
+				every(schemas.KindTrajectory), nil)
 		}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
