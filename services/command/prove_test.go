@@ -85,7 +85,7 @@ func TestProve(t *testing.T) {
 	args := append([]string{"prove", "--json"}, links...)
 	status := Execute(t.Context(), args, strings.NewReader(""), &stdout, &stderr)
 	var r prove.Report
-	err := json.Unmarshal([]byte(stdout.String()), &r)
+	err = json.Unmarshal([]byte(stdout.String()), &r)
 	if err != nil || status != 0 || !r.Proved || len(r.Links) != 10 {
 		t.Errorf("status %d: %v\n%s%s", status, err, &stdout, &stderr)
 	}
