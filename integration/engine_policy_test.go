@@ -187,7 +187,8 @@ func TestEngine_PushedWeights(t *testing.T) {
 	}
 }
 
-// vLLM on a CPU keeps a copy of the head, which whole weights of a model with a tied one do not reach: they are refused.
+// vLLM on a CPU keeps a copy of the head, which whole weights of a model with a tied one do not reach: such a push is
+// refused.
 func TestEngine_KeepsHead(t *testing.T) {
 	t.Parallel()
 	server := remotelmtest.New(t, remotelmtest.LogProbs)
