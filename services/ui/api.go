@@ -117,7 +117,7 @@ func (s *server) questions() map[string]func(q *query) (any, error) {
 	v := s.view
 	return map[string]func(q *query) (any, error){
 		"runs":       func(q *query) (any, error) { return v.Runs(q.Context(), q.runList()) },
-		"runs/{run}": func(q *query) (any, error) { return v.Progress(q.Context(), q.run()) },
+		"runs/{run}": func(q *query) (any, error) { return v.Progress(q.Context(), q.run(), nil) },
 		// what a run was asked for and made with
 		"runs/{run}/settings": func(q *query) (any, error) { return v.Settings(q.Context(), q.run()) },
 		"runs/{run}/groups":   func(q *query) (any, error) { return v.Groups(q.Context(), q.run(), q.groupList()) },

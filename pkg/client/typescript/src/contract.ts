@@ -1306,6 +1306,8 @@ export interface Rating {
   group_size: number;
   /** group_size is how many samples the prompt asked for, members those that the function was asked about. */
   members: RatedMember[] | null;
+  /** preferences are what it said where it compared members two by two: their values are win rates by these. */
+  preferences?: Preference[] | null;
   /** duration_ns is the wall time of the call in nanoseconds. */
   duration_ns: Integer;
   /** at is when it was answered, Unix nanoseconds. */
@@ -2956,7 +2958,7 @@ export const subjects = {
   tokens: (run: Token, uid: Token, sample: Token, stage: Token, attempt: Token, n: Token) => `mdr.v1.tokens.${run}.${uid}.${sample}.${stage}.${attempt}.${n}`,
   trajectory: (run: Token, uid: Token, sample: Token, stage: Token) => `mdr.v1.trajectory.${run}.${uid}.${sample}.${stage}`,
   verdict: (run: Token, uid: Token, sample: Token, name: Token) => `mdr.v1.verdict.${run}.${uid}.${sample}.${name}`,
-  rating: (run: Token, uid: Token, function: Token) => `mdr.v1.rating.${run}.${uid}.${function}`,
+  rating: (run: Token, uid: Token, reward: Token) => `mdr.v1.rating.${run}.${uid}.${reward}`,
   reward_published: (run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${run}.${batch}.${uid}.${sample}`,
   reward: (partition: Token, run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${partition}.${run}.${batch}.${uid}.${sample}`,
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
@@ -3077,7 +3079,7 @@ export const structs: Record<string, Record<string, string>> = {
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   RatedMember: {"detail":"str?","error":"str?","sample_index":"int","stage":"str?","trajectory_seq":"int","value":"number?"},
-  Rating: {"at":"int","duration_ns":"int","function":"int","group_size":"int","members":"[RatedMember]","name":"str","run":"str","uid":"str","v":"int","version":"str"},
+  Rating: {"at":"int","duration_ns":"int","function":"int","group_size":"int","members":"[RatedMember]","name":"str","preferences":"[Preference]?","run":"str","uid":"str","v":"int","version":"str"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},
   Ref: {"bucket":"str","digest":"str","size":"int"},
   Refill: {"root":"str","round":"int"},

@@ -2550,6 +2550,8 @@ class Rating(TypedDict):
         (integer 1 to 1024).
     members: group_size is how many samples the prompt asked for, members those that the function was asked
         about (list of map).
+    preferences: what it said where it compared members two by two: their values are win rates by these (list
+        of map).
     duration_ns: the wall time of the call in nanoseconds (integer ≥ 0).
     at: when it was answered, Unix nanoseconds (integer ≥ 0).
     """
@@ -2574,6 +2576,8 @@ class Rating(TypedDict):
     members: list[RatedMember]
     """group_size is how many samples the prompt asked for, members those that the function was asked about (list of
     map)."""
+    preferences: NotRequired[list[Preference] | None]
+    """what it said where it compared members two by two: their values are win rates by these (list of map)."""
     duration_ns: int
     """the wall time of the call in nanoseconds (integer ≥ 0)."""
     at: int
