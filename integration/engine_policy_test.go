@@ -187,6 +187,19 @@ func TestEngine_PushedWeights(t *testing.T) {
 	}
 }
 
+// vLLM on a CPU keeps a copy of the head, which whole weights of a model with a tied one do not reach: such a push is
+// refused.
+func TestEngine_KeepsHead(t *testing.T) {
+	t.Parallel()
+	server := remotelmtest.New(t, remotelmtest.LogProbs)
+	server.DevMode, server.CPU = true, true
+	l := serveLane(t, server)
+	_, answer := l.pushWhole(t, otherWeights(t, sumsFolder(t), "model.safetensors"))
+	if answer.State != schemas.AppliedRefused || !strings.Contains(answer.Error, "on a CPU keeps the head") {
+		t.Errorf("the push: %+v", answer)
+	}
+}
+
 func testPushedWeights(t *testing.T, l *servedLane, served string) {
 	if p, err := l.client.Policy(t.Context(), schemas.Lineage{}); err != nil || p.Tensors == nil ||
 		(p.Modules == nil) != l.server.NoAdapters {
