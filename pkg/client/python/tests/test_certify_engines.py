@@ -67,32 +67,55 @@ def test_a_recorded_sglang_diffusion():
     assert found["sigmas"].off < 1e-7
 
 
-def test_a_played_server_of_completions():
-    """It computes sums as vLLM does: log-probs before temperature and filters."""
+@pytest.mark.parametrize("kind", [engines.OpenAI, engines.SGLang])
+def test_a_played_server_of_texts(kind):
+    """It computes sums as vLLM does, with log-probs before temperature and filters; or as SGLang, with them after
+    temperature, where no seed decides. While it is paused it answers nothing."""
     pytest.importorskip("transformers")
     import numpy as np
 
-    with engines.OpenAI("", str(SUMS)) as reference:
+    vllm, goes_on = kind is engines.OpenAI, threading.Event()
+    goes_on.set()
+    free = np.random.default_rng(3)
+    with kind("", str(SUMS)) as reference:
         def answer(path, body):
             if path == "/v1/models":
                 return b'{"data": [{"id": "sums"}]}'
-            rng, ids, told = np.random.default_rng(body["seed"]), [], []
-            prompt = reference.template(body["messages"][0]["content"])
+            if path.startswith(("/pause", "/resume", "/continue")):
+                (goes_on.clear if "pause" in path else goes_on.set)()
+                return b"{}"
+            if path not in ("/v1/chat/completions", "/generate"):
+                return None
+            assert goes_on.wait(60)
+            how, ids, told = body.get("sampling_params", body), [], []
+            rng = np.random.default_rng(body["seed"]) if vllm else free
+            prompt = reference.template(body["messages"][0]["content"]) if vllm else body["input_ids"]
             while len(ids) < 6 and 306 not in ids:
                 z = reference.logits({"prompt": prompt, "ids": [*ids, 0]}, 0)[-1]
-                y = np.where(z < np.sort(z)[-body["top_k"]], -np.inf, z / body["temperature"])
+                y = np.where(z < np.sort(z)[-how["top_k"]], -np.inf, z / how["temperature"])
                 p = np.exp(y - y.max())
                 ids.append(int(np.searchsorted(np.cumsum(p / p.sum()), rng.random())))
-                told.append({"logprob": float(z[ids[-1]] - np.log(np.exp(z).sum()))})
-            choice = {"token_ids": ids, "logprobs": {"content": told}}
+                z = z if vllm else z / how["temperature"]
+                told.append(float(z[ids[-1]] - np.log(np.exp(z).sum())))
+            if not vllm:
+                pairs = [[p, i, None] for p, i in zip(told, ids)]
+                return json.dumps({"meta_info": {"output_token_logprobs": pairs}}).encode()
+            choice = {"token_ids": ids, "logprobs": {"content": [{"logprob": p} for p in told]}}
             return json.dumps({"prompt_token_ids": prompt, "choices": [choice]}).encode()
 
         with served(answer) as url:
-            found, differs = measured(engines.OpenAI(f"{url}/v1", str(SUMS)))
-    assert differs == []
-    assert found["log-probs: log_prob_kind"].says == "raw, as was found"
-    assert found["prompt"].says == "the same 34 ids"
-    assert found["abort"].state == "not judged"
+            found, differs = measured(kind(f"{url}/v1" if vllm else url, str(SUMS)))
+    assert found["log-probs: log_prob_kind"].says.startswith("raw, as was found" if vllm else "scaled, as was found")
+    assert found["prompt"].says == "the same 34 ids" and found["abort"].state == "not judged"
+    assert vllm or "log-probs: log_prob_kind" in {f.aspect for f in differs}
+    assert not vllm or differs == [] and found["during pause"].off == found["after pause"].off == 0
+
+
+def test_completions_without_ids():
+    """A server that gives no ids of tokens is named, with what to write."""
+    with served(lambda path, body: b'{"data": [{"id": "m"}], "choices": [{}]}') as url:
+        with pytest.raises(ValueError, match="no token ids.*sglang=http"):
+            engines.OpenAI(f"{url}/v1").texts(["a"], [1], 1.0, 5)
 
 
 def test_lane_of_images(binary, monkeypatch):

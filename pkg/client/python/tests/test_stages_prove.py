@@ -18,8 +18,8 @@ async def updates(client, name):
                           credit={"jpeg_compressibility": 1, "confidence": 0.25})  # fmt: skip
     reward = [{"name": "jpeg_compressibility"}, {"name": "confidence", "stage": "think", "weight": 0.5}]
     for uid, more, rounds in (("g0", {"children": 2}, 1), ("g1", {}, 2)):
-        paint = meander.stage("paint", 'a red sign that says "{think.text}"', model="signs", steps=2, height=32, width=32,
-                              rollout={"return_conditioning": False}, **more)  # fmt: skip
+        paint = meander.stage("paint", 'a red sign that says "{think.text}"', model="signs", steps=2, height=32,
+                              width=32, rollout={"return_conditioning": False}, **more)  # fmt: skip
         await client.publish(name, "47+58=?", timeout=60, uid=uid, seed=3, group_size=4, reward=reward,
                              batch={"id": "b", "groups": 2}, **meander.stages(think, paint, rounds=rounds))  # fmt: skip
     batch = await anext(aiter(client.batches(name, "all", timeout=60)))
@@ -37,7 +37,8 @@ def test_a_trainer_of_a_stage_is_proved(lanes, run, binary, tmp_path):
     async def check(client, name):
         async for step, stages in updates(client, name):
             archive = tmp_path / f"{step}.tar"
-            subprocess.run([binary, "runs", "export", name, "--nats", lanes, "--out", archive], env=ENVIRONMENT, check=True)
+            export = [binary, "runs", "export", name, "--nats", lanes, "--out", archive]
+            subprocess.run(export, env=ENVIRONMENT, check=True)
             done = subprocess.run([binary, "prove", "--archive", archive, "--json", "--links", LINKS], env=ENVIRONMENT,
                                   capture_output=True)  # fmt: skip
             found = {x["link"]: x for x in json.loads(done.stdout)["links"]}

@@ -156,7 +156,8 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
     for a, b in itertools.permutations(arrays, 2):
         if arrays[a] == arrays[b] and bases[a] != bases[b]:
             if a < b:
-                yield Change(f"{a} and {b} are swapped", lambda i, _, a=a, b=b: i | {a: read(i, b), b: read(i, a)})  # type: ignore[misc]
+                both = put(a, lambda x, anchor, b=b: read(anchor, b)), put(b, lambda x, anchor, a=a: read(anchor, a))
+                yield Change(f"{a} and {b} are swapped", lambda i, _, f=both: f[1](f[0](i, i), i))  # type: ignore[misc]
             yield Change(f"{b} stands for {a}", put(a, lambda x, anchor, b=b: read(anchor, b)))
 
 

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -85,17 +86,14 @@ def _taken(function: Callable[..., Any], s: Set, given: Mapping[str, Any], name:
     """The inputs that a function takes, and the choices that it leaves open."""
     parameters = inspect.signature(function).parameters.values()
     everything = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    foreign = [p.name for p in parameters if p.name in named and p.name not in s.inputs and p.default is p.empty]
-    if foreign:
+    named = {p.name: p.default is p.empty for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    if foreign := [n for n, required in named.items() if required and n not in s.inputs]:
         raise ValueError(f"{name}: takes {', '.join(foreign)}; the inputs of {s.title} are {', '.join(s.inputs)}")
-    for key in given:
-        if key not in s.inputs:
-            raise ValueError(f"--with {key}: no input of {s.title}, which are {', '.join(s.inputs)}")
+    if unknown := [n for n in given if n not in s.inputs]:
+        raise ValueError(f"--with {unknown[0]}: no input of {s.title}, which are {', '.join(s.inputs)}")
     taken = [n for n in s.inputs if everything or n in named]
     absent = [n for n in s.inputs if n not in taken and n not in given]
-    lacks = [n for n in absent if "neutral" not in s.inputs[n] and "choices" not in s.inputs[n]]
-    if lacks:
+    if lacks := [n for n in absent if not {"neutral", "choices"} & s.inputs[n].keys()]:
         raise ValueError(f"{name}: does not take {', '.join(lacks)}; name the value that it has by --with NAME=VALUE")
     return taken, [n for n in absent if "choices" in s.inputs[n]]
 
@@ -121,35 +119,28 @@ class _Called:
             return torch.tensor(x, dtype=kind, requires_grad=n in by) if isinstance(x, np.ndarray) else x
 
         arguments = {n: tensor(n) for n in self.taken}
-        out = self._first(self.function(**arguments))
-        if not isinstance(out, torch.Tensor):
-            return self._value(out), self._differences(inputs, by)
-        value = out.mean() if self._is_many(out.numel()) else out
+        value = self._value(self.function(**arguments))
+        if not isinstance(value, torch.Tensor):
+            return value, self._differences(inputs, by)
         if by and value.requires_grad:
             value.backward()
-        gradients = {}
-        for n in by:
-            found = arguments[n].grad
-            gradients[n] = np.zeros(inputs[n].shape) if found is None else found.double().numpy()
+        found = {n: arguments[n].grad for n in by}
+        gradients = {n: np.zeros(inputs[n].shape) if g is None else g.double().numpy() for n, g in found.items()}
         return value.detach().double().numpy(), gradients
 
-    def _first(self, out: Any) -> Any:
+    def _value(self, out: Any) -> Any:
+        """What is judged of what the function returns."""
         if isinstance(out, tuple):
             self.notes.add("the first of what it returns")
-            return out[0]
+            out = out[0]
+        out = out if hasattr(out, "requires_grad") else np.asarray(out, np.float64)
+        if np.ndim(self.set.cases[0][1][self.set.returns]) == 0 and math.prod(out.shape) > 1:
+            self.notes.add("the mean of what it returns")
+            return out.mean()
         return out
 
-    def _is_many(self, size: int) -> bool:
-        if scalar := np.ndim(self.set.cases[0][1][self.set.returns]) == 0 and size > 1:
-            self.notes.add("the mean of what it returns")
-        return scalar
-
-    def _value(self, out: Any) -> Floats:
-        found = np.asarray(self._first(out), np.float64)
-        return np.asarray(found.mean() if self._is_many(found.size) else found)
-
     def _differences(self, inputs: Values, by: Sequence[str]) -> dict[str, Floats]:
-        def value(n: str, x: Floats) -> Floats:
+        def value(n: str, x: Floats) -> Any:
             return self._value(self.function(**{k: (inputs | {n: x})[k] for k in self.taken}))
 
         self.notes |= {"gradients by differences"} if by else set()
@@ -169,17 +160,16 @@ def _judged(call: _Called, s: Set, given: Values, dtype: str, name: str, pairs: 
             lacks.add(str(e))
             continue
         inputs.append(i | put)
+        got.append({"": value} | gradients)
         wanted.append({"": s.formula_of(inputs[-1])} if changed else {"": np.asarray(expected[s.returns])} | {
             n: np.asarray(expected["gradient_" + n]) for n in by
         })
-        got.append({"": value} | gradients)
     if not inputs:
         return [Finding(name, s.title, "value", "not judged", f"it does not have {', '.join(sorted(lacks))}")]
     call.notes |= {f"without {what}, which it does not have" for what in lacks}
     findings = list(_compared(s, inputs, wanted, got, dtype, name, pairs))
-    for n in by:
-        if n not in call.taken:
-            findings.append(Finding(name, s.title, f"gradient by {n}", "not judged", f"it does not take {n}"))
+    findings += [Finding(name, s.title, f"gradient by {n}", "not judged", f"it does not take {n}")
+                 for n in by if n not in call.taken]  # fmt: skip
     if call.notes:
         findings[0].says += f" ({', '.join(sorted(call.notes))})"
     return findings
@@ -214,13 +204,9 @@ def _compared(
             finding.state, finding.says = "differs", f"that of its value: {change.words}"
         else:
             found = fit.explain(s, inputs, measured, max(allowed, _DIFFERENCES if by else 0), of, pairs and not by)
-            finding.state = "differs" if found else "unexplained"
-            finding.says = ", or ".join(words for words, _ in found[:3])
-            if not found and (parts := _by_choice(s, inputs, measured, finding.allowed or 0, of)):
-                finding.state, finding.says = "differs", parts
-            finding.says = finding.says or _worst(inputs, want, measured)
-            if found and not by:
-                change = found[0][1]
+            says = ", or ".join(words for words, _ in found[:3]) or _by_choice(s, inputs, measured, allowed, of)
+            finding.state, finding.says = "differs" if says else "unexplained", says or _worst(inputs, want, measured)
+            change = found[0][1] if found and not by else change
         yield finding
 
 
