@@ -174,9 +174,11 @@ func (m *Member) watchClaims(ctx context.Context) {
 	defer close(m.done)
 	var giveUpAt time.Time // until when another process may keep the server although it is our turn
 	for pause(ctx, memberPause) == nil {
+		if m.Owns() && m.opts.ServesPipeline { // until Close
+			continue
+		}
 		holder, serving := readClaim(m.opts.StoreDir, pipelineClaim)
 		switch {
-		case m.Owns() && m.opts.ServesPipeline: // until Close
 		case m.Owns():
 			if serving {
 				m.opts.Log.Info().Int("pid", holder.PID).Msg("giving the store to the process that serves")

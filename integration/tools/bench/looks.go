@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"os"
@@ -32,6 +33,7 @@ type looksBench struct {
 	runs, groups int
 	rounds       int
 	stderr       io.Writer
+	idle         float64 // of 'meander up', processor seconds a second
 }
 
 func benchLooksCommand() *cobra.Command {
@@ -211,22 +213,26 @@ func (b *looksBench) cpuOf(ctx context.Context, args ...string) (time.Duration, 
 	return c.ProcessState.UserTime() + c.ProcessState.SystemTime(), nil
 }
 
-// cpuOfProcess is the processor time of a process so far, from the kernel.
+// cpuOfProcess is the processor time of a process so far, from the kernel: that of its threads, which end with it.
 func cpuOfProcess(pid int) (time.Duration, error) {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	if err != nil || len(threads) == 0 {
+		return 0, fmt.Errorf("process %d: no threads in /proc", pid)
 	}
-	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
-	ticks := 0 // hundredths of a second
-	for _, i := range []int{11, 12} {
-		n, err := strconv.Atoi(fields[i])
-		if err != nil {
+	sum := time.Duration(0)
+	for _, name := range threads {
+		data, err := os.ReadFile(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		first, _, _ := strings.Cut(string(data), " ")
+		n, wrong := strconv.ParseInt(first, 10, 64)
+		if err := errors.Join(err, wrong); err != nil {
 			return 0, err
 		}
-		ticks += n
+		sum += time.Duration(n)
 	}
-	return time.Duration(ticks) * 10 * time.Millisecond, nil
+	return sum, nil
 }
 
 // freeAddress is an address of this machine that nothing listens at.
@@ -318,11 +324,14 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	defer stopUI()
+	if err := b.rest(up); err != nil {
+		return err
+	}
 	heading(out, "Looks")
 	fmt.Fprintf(out, "%d runs of %d groups of 4: %d samples. Processor time of a look, medians of %d. 'meander up' "+
-		"starts in %.1f s.\n\n| look | first, ms | ms | 'meander up' meanwhile, ms |\n| --- | --- | --- | --- |\n"+
+		"starts in %.1f s, and takes %.0f ms a second when nobody looks, which are not counted.\n\n| look | first, ms | ms | 'meander up' meanwhile, ms |\n| --- | --- | --- | --- |\n"+
 		"| start of up | %d | | |\n| its janitor counts and measures what is new | %d | | |\n", b.runs, b.groups,
-		4*b.runs*b.groups, b.rounds, started.Seconds(), startCPU.Milliseconds(), (countCPU - startCPU).Milliseconds())
+		4*b.runs*b.groups, b.rounds, started.Seconds(), b.idle*1000, startCPU.Milliseconds(), (countCPU - startCPU).Milliseconds())
 	export := filepath.Join(b.store, "export")
 	for _, args := range [][]string{
 		{"status", nameOfRun(b.runs / 2)},
@@ -335,15 +344,15 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 	} {
 		name := strings.Join(args, " ")
 		name = strings.ReplaceAll(strings.ReplaceAll(name, nameOfRun(b.runs/2), "RUN"), export, "FILE")
-		if err := b.line(out, up, name, func() (time.Duration, error) {
+		if err := b.line(out, up, name, 0, func() (time.Duration, error) {
 			_ = os.Remove(export)
 			return b.cpuOf(ctx, append(args, "--nats", url)...)
 		}); err != nil {
 			return err
 		}
 	}
-	return b.line(out, up, "GET /api/runs", func() (time.Duration, error) {
-		time.Sleep(3 * time.Second) // the last answer is too old then
+	// After 3 s the last answer is too old.
+	return b.line(out, up, "GET /api/runs", 3*time.Second, func() (time.Duration, error) {
 		before, err := cpuOfProcess(ui)
 		if err != nil {
 			return 0, err
@@ -354,6 +363,17 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 		after, err := cpuOfProcess(ui)
 		return after - before, err
 	})
+}
+
+// rest finds what 'meander up' takes when nobody looks.
+func (b *looksBench) rest(up int) error {
+	const quiet = 4 * time.Second
+	time.Sleep(5 * quiet) // a server that has started has work to do for a while
+	before, err := cpuOfProcess(up)
+	time.Sleep(quiet)
+	after, err2 := cpuOfProcess(up)
+	b.idle = (after - before).Seconds() / quiet.Seconds()
+	return errors.Join(err, err2)
 }
 
 // awaitCounts waits until the janitor has counted and measured all runs.
@@ -370,8 +390,10 @@ func (b *looksBench) awaitCounts(ctx context.Context, url string) error {
 	return errors.Join(err, conn.Close())
 }
 
-// line looks several times, and writes what it took.
-func (b *looksBench) line(out io.Writer, up int, name string, look func() (time.Duration, error)) error {
+// line looks several times, after a pause, and writes what it took; of 'meander up' what it takes more than idle.
+func (b *looksBench) line(
+	out io.Writer, up int, name string, pause time.Duration, look func() (time.Duration, error),
+) error {
 	rounds := b.rounds
 	if strings.HasPrefix(name, "gc ") { // it asks about each group
 		rounds = 1
@@ -379,10 +401,12 @@ func (b *looksBench) line(out io.Writer, up int, name string, look func() (time.
 	var mine, server []float64
 	var first float64
 	for i := range rounds + 1 {
+		time.Sleep(pause)
 		before, err := cpuOfProcess(up)
 		if err != nil {
 			return err
 		}
+		began := time.Now()
 		took, err := look()
 		if err != nil {
 			return err
@@ -395,7 +419,8 @@ func (b *looksBench) line(out io.Writer, up int, name string, look func() (time.
 			first = took.Seconds() * 1000
 			continue
 		}
-		mine, server = append(mine, took.Seconds()*1000), append(server, (after-before).Seconds()*1000)
+		idle := b.idle * time.Since(began).Seconds()
+		mine, server = append(mine, took.Seconds()*1000), append(server, ((after-before).Seconds()-idle)*1000)
 	}
 	fmt.Fprintf(out, "| %s | %.0f | %.0f | %.0f |\n", name, first, median(mine), median(server))
 	return nil
