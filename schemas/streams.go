@@ -108,8 +108,13 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "trajectory.*.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamVerdicts, Purpose: "scores from outside: one per sample and name, or per group and function",
-			Subjects: []string{Prefix + "verdict.*.*.*.*", Prefix + "rating.*.*.*"}, Guarded: true,
+			Name: StreamVerdicts,
+			Purpose: "scores from outside: one per sample and name, or per group and function; scores of samples in " +
+				"the middle: one per sample and step, and which of a group end there",
+			Subjects: []string{
+				Prefix + "verdict.*.*.*.*", Prefix + "rating.*.*.*", Prefix + "step_reward.*.*.*.*",
+				Prefix + "selection.*.*.*",
+			}, Guarded: true,
 			MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{

@@ -131,12 +131,14 @@ func serviceGrants() []Grant {
 			Writes:  []string{schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket},
 			Deletes: []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},
 			Purges:  []string{schemas.StreamSteps}, Discoverable: true,
-			Asks: []string{schemas.InteractSubject("*")}, Answers: []string{schemas.SeenSubject("*")},
+			Asks:    []string{schemas.InteractSubject("*"), schemas.StepScoreSubject()},
+			Answers: []string{schemas.SeenSubject("*")},
 		},
 		{
 			Role: RoleReward, Purpose: "the program meander-reward: scores samples, asks for their next stages",
 			Publishes: []string{
-				schemas.KindReward, schemas.KindRating, schemas.KindRequest, schemas.KindTrajectory, schemas.KindDead,
+				schemas.KindReward, schemas.KindRating, schemas.KindStepReward, schemas.KindSelection,
+				schemas.KindRequest, schemas.KindTrajectory, schemas.KindDead,
 			},
 			Reads: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories,
@@ -147,7 +149,8 @@ func serviceGrants() []Grant {
 			Deletes: []string{
 				schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamRequests, schemas.StreamTrajectories,
 			},
-			Asks: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")}, Discoverable: true,
+			Asks:    []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")},
+			Answers: []string{schemas.StepScoreSubject()}, Discoverable: true,
 		},
 		{
 			Role:      RoleAdvantage,

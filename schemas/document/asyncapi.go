@@ -91,6 +91,16 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
+		"step_reward", schemas.Prefix + "step_reward.{run}.{uid}.{sample}.{step}", schemas.TypeStepReward,
+		schemas.StreamVerdicts, "the score of a sample in the middle", "reward",
+		[]string{"client"},
+	},
+	{
+		"selection", schemas.Prefix + "selection.{run}.{uid}.{step}", schemas.TypeSelection, schemas.StreamVerdicts,
+		"which samples of a group end at a step", "reward",
+		[]string{"client"},
+	},
+	{
 		"reward_published", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, "",
 		"the score of one sample as it is published; the stream stores it on the subject of the channel reward",
 		"reward",
