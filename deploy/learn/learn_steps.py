@@ -3,7 +3,7 @@
 predictions have the rewards of the largest variance. Equal seeds, prompts and updates. Once a seed and a method, on a
 pipeline of its own:
 
-    learn_steps.py [--seeds 6 7 8] [--kinds all kept fewer] [--updates 12] [--out FOLDER] [--meander bin/meander]
+    learn_steps.py [--seeds 6 7 8] [--kinds all kept fewer] [--updates 16] [--out FOLDER] [--meander bin/meander]
 
 fewer has groups of 12, which take as many evaluations as kept. Test prompts are looked at once, at the end. A run that
 has its result is not made again. FEWER is the share of the sampler's evaluations that kept must save, at a mean test
@@ -31,7 +31,7 @@ COMMON = [
 
 
 def main() -> None:
-    compare(__doc__, "learn-steps", 6, SIZES, learn, report, updates=12)
+    compare(__doc__, "learn-steps", 6, SIZES, learn, report, updates=16)
 
 
 def learn(program: str, out: Path, seed: int, method: str, updates: int) -> dict:
@@ -40,8 +40,11 @@ def learn(program: str, out: Path, seed: int, method: str, updates: int) -> dict
         "prune": {"step_index": STEP, "keep": KEEP, "keep_by": "spread"},
     }  # fmt: skip
     prompts = [{"prompt": p} | (rule if method == "kept" else {}) for p in lines("prompts.txt")]
-    test = [{"prompt": json.loads(line)["prompt"], "reward": [{"name": "glyph"}]} for line in lines("held_out.jsonl")]
-    files = {"--prompts": prompts, "--test": test, "--held-out": test[:8]}
+    held = {
+        flag: [{"prompt": json.loads(line)["prompt"], "reward": [{"name": "glyph"}]} for line in lines(name)]
+        for flag, name in (("--test", "held_out.jsonl"), ("--held-out", "validation.jsonl"))
+    }
+    files = {"--prompts": prompts, "--test": held["--test"], "--held-out": held["--held-out"][:8]}
     for flag, content in files.items():
         (out / f"{flag[2:]}.jsonl").write_text("".join(json.dumps(c) + "\n" for c in content))
     given = [x for flag in files for x in (flag, str(out / f"{flag[2:]}.jsonl"))]
