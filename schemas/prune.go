@@ -44,6 +44,7 @@ func (p *Prune) ByReward() bool {
 // ByLogProb reports whether log-probs decide.
 func (p *Prune) ByLogProb() bool { return p.LogProbBelow != nil || p.LogProbAbove != nil }
 
+// checkRules checks that there is a rule, and that its parts are of use.
 func (p *Prune) checkRules(f *faults) {
 	if !p.ByLogProb() && !p.ByReward() {
 		f.add("log_prob_below", "null", "must be there, or log_prob_above, reward_below, keep or evaluations: "+
@@ -89,7 +90,8 @@ func (p *Prune) Select(members []SelectedMember) {
 		switch m.Stopped = ""; {
 		case m.Reward == nil:
 		case p.RewardBelow != nil && *m.Reward < *p.RewardBelow:
-			m.Stopped = fmt.Sprintf("step %d: reward %.6g; must not be below %.6g", p.StepIndex, *m.Reward, *p.RewardBelow)
+			m.Stopped = fmt.Sprintf("step %d: reward %.6g; must not be below %.6g", p.StepIndex, *m.Reward,
+				*p.RewardBelow)
 		default:
 			left = append(left, i)
 		}

@@ -38,6 +38,8 @@ type Selection struct {
 	UID       UID   `msgpack:"uid" form:"token"`
 	GroupSize int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
 	StepIndex int64 `msgpack:"step_index" range:"1..MaxSteps-1"`
+	// Rule is that of the prompt: Rule.Select gives which members end.
+	Rule Prune `msgpack:"rule"`
 	// Members are the samples with a reward at the step. Others go on: they came too late, or have ended before.
 	Members []SelectedMember `msgpack:"members" size:"0..MaxGroupSize"`
 	// SavedEvaluations are those of the network that the ended samples do not take.

@@ -223,6 +223,7 @@ func checkRewards(f *faults, list []RewardSpec) {
 	}
 }
 
+// checkRules checks the options of a function, and that it can judge in the middle where it is asked to.
 func (r *RewardSpec) checkRules(f *faults) {
 	f.checkParams("params", r.Params)
 	outside := "must be absent: verdicts, and functions of whole groups, judge finished samples"

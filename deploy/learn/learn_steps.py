@@ -41,10 +41,10 @@ def learn(program: str, out: Path, seed: int, method: str, updates: int) -> dict
     }  # fmt: skip
     prompts = [{"prompt": p} | (rule if method == "kept" else {}) for p in lines("prompts.txt")]
     held = {
-        flag: [{"prompt": json.loads(line)["prompt"], "reward": [{"name": "glyph"}]} for line in lines(name)]
-        for flag, name in (("--test", "held_out.jsonl"), ("--held-out", "validation.jsonl"))
+        flag: [{"prompt": json.loads(line)["prompt"], "reward": [{"name": "glyph"}]} for line in lines(name)[:n]]
+        for flag, name, n in (("--test", "held_out.jsonl", 120), ("--held-out", "validation.jsonl", 8))
     }
-    files = {"--prompts": prompts, "--test": held["--test"], "--held-out": held["--held-out"][:8]}
+    files = {"--prompts": prompts, **held}
     for flag, content in files.items():
         (out / f"{flag[2:]}.jsonl").write_text("".join(json.dumps(c) + "\n" for c in content))
     given = [x for flag in files for x in (flag, str(out / f"{flag[2:]}.jsonl"))]

@@ -101,10 +101,9 @@ func serviceGrants() []Grant {
 			Writes: []string{schemas.CountBucket, schemas.ControlBucket, schemas.PresenceBucket, schemas.BlobBucket},
 			Deletes: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories,
-				schemas.StreamRewards,
+				schemas.StreamRewards, schemas.StreamControl, // questions, once they are answered
 				// its janitor: prompts whose group is gone, entries of blobs that nothing names
 				schemas.StreamPrompts, schemas.StreamBlobBucket,
-				schemas.StreamControl, // questions, once they are answered
 			},
 			Purges: []string{
 				schemas.StreamRequests, schemas.StreamParked,
@@ -116,8 +115,7 @@ func serviceGrants() []Grant {
 			SeesServices: true,
 		},
 		{
-			Role:    RoleSampler,
-			Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
+			Role: RoleSampler, Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
 			Publishes: []string{
 				schemas.KindStep, schemas.KindTokens, schemas.KindTrajectory, schemas.KindParked,
 				schemas.KindPolicy, schemas.KindApplied, schemas.KindDead,
@@ -130,15 +128,14 @@ func serviceGrants() []Grant {
 			},
 			Writes:  []string{schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket},
 			Deletes: []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},
-			Purges:  []string{schemas.StreamSteps}, Discoverable: true,
-			Asks:    []string{schemas.InteractSubject("*"), schemas.StepScoreSubject()},
-			Answers: []string{schemas.SeenSubject("*")},
+			Purges:  []string{schemas.StreamSteps}, Discoverable: true, Answers: []string{schemas.SeenSubject("*")},
+			Asks: []string{schemas.InteractSubject("*"), schemas.StepScoreSubject()},
 		},
 		{
 			Role: RoleReward, Purpose: "the program meander-reward: scores samples, asks for their next stages",
 			Publishes: []string{
-				schemas.KindReward, schemas.KindRating, schemas.KindStepReward, schemas.KindSelection,
-				schemas.KindRequest, schemas.KindTrajectory, schemas.KindDead,
+				schemas.KindReward, schemas.KindRating, schemas.KindStepReward, schemas.KindSelection, schemas.KindDead,
+				schemas.KindRequest, schemas.KindTrajectory,
 			},
 			Reads: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories,
@@ -149,8 +146,8 @@ func serviceGrants() []Grant {
 			Deletes: []string{
 				schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamRequests, schemas.StreamTrajectories,
 			},
-			Asks:    []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")},
-			Answers: []string{schemas.StepScoreSubject()}, Discoverable: true,
+			Asks: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")}, Discoverable: true,
+			Answers: []string{schemas.StepScoreSubject()},
 		},
 		{
 			Role:      RoleAdvantage,

@@ -122,7 +122,7 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 		name, list, _ := strings.Cut(text, "=")
 		steps, err := fields.Indices(list)
 		if err != nil || byName[name] == nil {
-			errs = append(errs, fmt.Errorf("--at-steps: %q; must be NAME=STEP,... with a function that --reward names", text))
+			errs = append(errs, fmt.Errorf("--at-steps: %q; must be NAME=STEP,... of a function of --reward", text))
 		}
 		for _, spec := range byName[name] {
 			spec["at_steps"] = steps

@@ -305,8 +305,8 @@ func setKeep(r *schemas.Request) error {
 	after := sampling.Evaluations(&r.Sampling, rule.StepIndex, end)
 	keep := (*rule.Evaluations - before) / after
 	if *rule.Evaluations < before+after {
-		return fmt.Errorf("prune.evaluations: %d; must be at least %d: %d samples take %d before step %d, and one that "+
-			"goes on %d more", *rule.Evaluations, before+after, r.GroupSize, before, rule.StepIndex, after)
+		return fmt.Errorf("prune.evaluations: %d; must be at least %d: %d samples take %d before step %d, and one "+
+			"that goes on %d more", *rule.Evaluations, before+after, r.GroupSize, before, rule.StepIndex, after)
 	}
 	r.Prune = new(*rule)
 	if keep = min(keep, r.GroupSize); rule.Keep == nil || keep < *rule.Keep {

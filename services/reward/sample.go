@@ -183,8 +183,7 @@ func combined(t *schemas.Trajectory, seq uint64, m *memo) *schemas.Reward {
 // scoreMissing calls, in parallel, the functions whose scores a sample lacks, and adds the scores to m. A positive
 // after says when to try again those that are busy or away. From due on they count as failed. The error is an
 // imageError, about the sample's image or text, or that of ctx.
-func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *memo,
-	due time.Time,
+func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time,
 ) (after time.Duration, err error) {
 	expired := !time.Now().Before(due)
 	limited := ctx
@@ -227,20 +226,15 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 		patient := scorer.WithRetryDeadline(limited, since.Add(s.cfg.ScorePatience))
 		calls.Go(func() {
 			r := e.pool.score(patient, e.scorer, func(ctx context.Context, wait bool) (scorer.Input, func(), error) {
-				var err error
 				in := scorer.Input{
 					Prompt: t.Prompt, GroundTruth: spec.GroundTruth.Text(), Truth: spec.GroundTruth.Value(),
 					Params: spec.Params, Metadata: metadata, Trace: tracing.Header(patient),
 				}
-				if q := m.midway; q != nil {
-					in.Step = q.StepIndex
-					if spec.Latent {
-						in.Latents, err = s.latents(ctx, q.Latents)
-						return in, func() {}, err
-					}
-				}
+				err := s.seeMidway(ctx, m.midway, &spec, &in)
 				if t.Text != nil {
 					in.Text, err = text.load(ctx)
+				}
+				if t.Text != nil || spec.Latent {
 					return in, func() {}, err
 				}
 				release, err := files.load(ctx, wait, e.scorer, of, &in)

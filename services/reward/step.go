@@ -131,8 +131,8 @@ func (s *service) answerStep(ctx context.Context, data []byte) (answer schemas.S
 	}
 	if t.Stop == nil || t.Stop.StepIndex != q.StepIndex || !slices.Contains(t.Group.JudgedSteps(), q.StepIndex) ||
 		q.Prune != nil && q.Prune.StepIndex != q.StepIndex {
-		return answer, bus.Terminal(schemas.CodeInvalid, fmt.Errorf("step_index: %d; must be where the sample stops, and "+
-			"one of at_steps of its functions", q.StepIndex))
+		return answer, bus.Terminal(schemas.CodeInvalid, fmt.Errorf(
+			"step_index: %d; must be where the sample stops, and one of at_steps of its functions", q.StepIndex))
 	}
 	switch fault, err := s.check(ctx, t); {
 	case err != nil:
@@ -248,8 +248,8 @@ func (s *service) decide(ctx context.Context, q *schemas.StepQuestion, t *schema
 	}
 	q.Prune.Select(members)
 	e = &schemas.Selection{
-		Run: t.Run, UID: t.UID, GroupSize: t.GroupSize, StepIndex: q.StepIndex, Members: members,
-		At: time.Now().UnixNano(),
+		Run: t.Run, UID: t.UID, GroupSize: t.GroupSize, StepIndex: q.StepIndex, Rule: *q.Prune,
+		Members: members, At: time.Now().UnixNano(),
 	}
 	for _, m := range members {
 		if m.Stopped != "" {
@@ -268,19 +268,27 @@ func (s *service) decide(ctx context.Context, q *schemas.StepQuestion, t *schema
 	return e, nil
 }
 
-// latents returns a prediction with its data.
-func (s *service) latents(ctx context.Context, x *schemas.Tensor) (*scorer.Latents, error) {
-	if x == nil {
-		return nil, bus.Terminal(schemas.CodeInvalid, errors.New("latents: absent; must be there for the function"))
+// seeMidway adds to in what a function sees of a sample in the middle besides files; q is nil of one that has ended.
+func (s *service) seeMidway(ctx context.Context, q *schemas.StepQuestion, spec *schemas.RewardSpec, in *scorer.Input,
+) error {
+	if q == nil {
+		return nil
 	}
-	data := x.Data
-	if x.Ref != nil {
+	in.Step = q.StepIndex
+	if !spec.Latent {
+		return nil
+	}
+	if q.Latents == nil {
+		return bus.Terminal(schemas.CodeInvalid, errors.New("latents: absent; must be there for the function"))
+	}
+	in.Latents = &scorer.Latents{Shape: q.Latents.Shape, Data: q.Latents.Data}
+	if ref := q.Latents.Ref; ref != nil {
 		var err error
-		if data, err = s.bus.GetBlob(ctx, *x.Ref); err != nil {
-			return nil, fmt.Errorf("load the prediction: %w", err)
+		if in.Latents.Data, err = s.bus.GetBlob(ctx, *ref); err != nil {
+			return fmt.Errorf("load the prediction: %w", err)
 		}
 	}
-	return &scorer.Latents{Shape: x.Shape, Data: data}, nil
+	return nil
 }
 
 // judgedMembers returns the samples of a group that have a reward at a step, in order.

@@ -12,7 +12,6 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/interaction"
 	"github.com/meander-rl/meander/pkg/models/media"
-	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 )
@@ -212,7 +211,7 @@ func (r *Recorder) Midway(ctx context.Context, e engine.Predictor, decode, laten
 	if t.Steps, err = r.Stored(ctx); err != nil {
 		return nil, nil, err
 	}
-	m, values, err := e.Predict(ctx, t, decode)
+	m, prediction, err := e.Predict(ctx, t, decode)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -221,8 +220,7 @@ func (r *Recorder) Midway(ctx context.Context, e engine.Predictor, decode, laten
 	t.ContentDigest = schemas.StepsDigest(r.content)
 	t.LatentStepIndices = slices.DeleteFunc(slices.Clone(t.LatentStepIndices), func(i int64) bool { return i >= next })
 	if latents {
-		f32 := tensor.F32
-		x = &schemas.Tensor{DType: string(f32), Shape: t.LatentsShape, Data: f32.AppendFloats(nil, values)}
+		x = &prediction
 		if err := r.storeTensors(ctx, inlineText, field{"prediction", x}); err != nil {
 			return nil, nil, err
 		}

@@ -2106,6 +2106,8 @@ export interface Selection {
   group_size: number;
   /** place of the step, from 0, the noisiest */
   step_index: number;
+  /** rule is that of the prompt: rule.Select gives which members end. */
+  rule: Prune;
   /** members are the samples with a reward at the step. Others go on: they came too late, or have ended before. */
   members: SelectedMember[] | null;
   /** saved_evaluations are those of the network that the ended samples do not take. */
@@ -3179,7 +3181,7 @@ export const structs: Record<string, Record<string, string>> = {
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},
   SelectedMember: {"reward":"number?","sample_index":"int","stopped":"str?"},
-  Selection: {"at":"int","group_size":"int","members":"[SelectedMember]","run":"str","saved_evaluations":"int","step_index":"int","uid":"str","v":"int"},
+  Selection: {"at":"int","group_size":"int","members":"[SelectedMember]","rule":"Prune","run":"str","saved_evaluations":"int","step_index":"int","uid":"str","v":"int"},
   StageResult: {"sample_index":"int","stage":"str","trajectory_seq":"int"},
   StageScored: {"content_digest":"str","lane":"str","policy_version_max":"int","policy_version_min":"int","sample_index":"int","schedule_digest":"str","segments":"[int]?","stage":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int"},
   StageSpec: {"arguments":"map?","base_digest":"str?","cfg_from":"number?","cfg_until":"number?","children":"int?","conditions":"[Condition]?","credit":"[CreditShare]?","frames":"int?","frozen":"bool?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","interaction":"Interaction?","messages":"[Message]?","min_policy_version":"int?","model":"str?","name":"str","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},

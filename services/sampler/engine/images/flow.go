@@ -215,13 +215,13 @@ func (p *flowEpisode) advance() (*schemas.Step, error) {
 
 // Predict implements engine.Predictor.
 func (p *flowEpisode) Predict(ctx context.Context, t *schemas.Trajectory, decode bool,
-) (m media.Media, x []float32, err error) {
+) (m media.Media, _ schemas.Tensor, err error) {
 	p.finish(t)
-	x = Predicted(p.made.X, p.made.Velocity, p.made.Sigma)
+	x := Predicted(p.made.X, p.made.Velocity, p.made.Sigma)
 	if decode {
 		m, err = p.decode(ctx, x)
 	}
-	return m, x, err
+	return m, tensorOf(string(tensor.F32), p.shape(), x), err
 }
 
 // Predicted returns the sample that a state x [S, C] ends with if its velocity v holds until sigma 0.

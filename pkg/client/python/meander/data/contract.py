@@ -4126,6 +4126,7 @@ class Selection(TypedDict):
     uid: group key: all samples of one prompt have it, unique in the run (token).
     group_size: number of samples of the group (integer 1 to 1024).
     step_index: place of the step, from 0, the noisiest (integer 1 to 999).
+    rule: that of the prompt: rule.Select gives which members end (map).
     members: the samples with a reward at the step. Others go on: they came too late, or have ended before
         (list of map).
     saved_evaluations: those of the network that the ended samples do not take (integer ≥ 0).
@@ -4142,6 +4143,8 @@ class Selection(TypedDict):
     """number of samples of the group (integer 1 to 1024)."""
     step_index: int
     """place of the step, from 0, the noisiest (integer 1 to 999)."""
+    rule: Prune
+    """that of the prompt: rule.Select gives which members end (map)."""
     members: list[SelectedMember]
     """the samples with a reward at the step. Others go on: they came too late, or have ended before (list of map)."""
     saved_evaluations: int
