@@ -115,7 +115,8 @@ func serviceGrants() []Grant {
 			SeesServices: true,
 		},
 		{
-			Role: RoleSampler, Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
+			Role:    RoleSampler,
+			Purpose: "the program meander-sampler: makes rollouts, announces the weights that it has",
 			Publishes: []string{
 				schemas.KindStep, schemas.KindTokens, schemas.KindTrajectory, schemas.KindParked,
 				schemas.KindPolicy, schemas.KindApplied, schemas.KindDead,
@@ -158,9 +159,8 @@ func serviceGrants() []Grant {
 				schemas.StreamAdvantages, schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamPresenceBucket,
 				schemas.StreamControlBucket, schemas.StreamBlobBucket,
 			},
-			Writes:       []string{schemas.PresenceBucket, schemas.BlobBucket},
-			Deletes:      []string{schemas.StreamRewards, schemas.StreamAdvantages},
-			Discoverable: true,
+			Writes:  []string{schemas.PresenceBucket, schemas.BlobBucket},
+			Deletes: []string{schemas.StreamRewards, schemas.StreamAdvantages}, Discoverable: true,
 		},
 	}
 }
