@@ -354,6 +354,11 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 	}); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := w.Bus.Publish(ctx, &schemas.Alarm{
+		Run: "images", Rule: schemas.RuleKL, Value: 0.2, Limit: 0.1, Says: "the divergence is 0.2", At: 1,
+	}); err != nil {
+		t.Fatal(err)
+	}
 	// Logits of a vocabulary that is large enough for parts would take minutes.
 	w.Forge(t, schemas.PartSubject(schemas.TokensSubject("texts", "g", 0, schemas.StageMain, "attempt", 0), 0),
 		make([]byte, 64))

@@ -42,7 +42,7 @@ func serveLane(t *testing.T, server *remotelmtest.Server) *servedLane {
 func (w *world) awaitLane(t *testing.T) {
 	t.Helper()
 	bustest.Until(t, "the lane", func() error {
-		p, err := w.client.Policy(t.Context(), "")
+		p, err := w.client.Policy(t.Context(), schemas.Lineage{})
 		if err != nil {
 			return err
 		}
@@ -187,8 +187,21 @@ func TestEngine_PushedWeights(t *testing.T) {
 	}
 }
 
+// vLLM on a CPU keeps a copy of the head, which whole weights of a model with a tied one do not reach: such a push is
+// refused.
+func TestEngine_KeepsHead(t *testing.T) {
+	t.Parallel()
+	server := remotelmtest.New(t, remotelmtest.LogProbs)
+	server.DevMode, server.CPU = true, true
+	l := serveLane(t, server)
+	_, answer := l.pushWhole(t, otherWeights(t, sumsFolder(t), "model.safetensors"))
+	if answer.State != schemas.AppliedRefused || !strings.Contains(answer.Error, "on a CPU keeps the head") {
+		t.Errorf("the push: %+v", answer)
+	}
+}
+
 func testPushedWeights(t *testing.T, l *servedLane, served string) {
-	if p, err := l.client.Policy(t.Context(), ""); err != nil || p.Tensors == nil ||
+	if p, err := l.client.Policy(t.Context(), schemas.Lineage{}); err != nil || p.Tensors == nil ||
 		(p.Modules == nil) != l.server.NoAdapters {
 		t.Fatalf("%+v, %v", p, err)
 	}

@@ -43,6 +43,11 @@ func scoreSamples(t testing.TB) []sample {
 			Run: "run-1", UID: "p17", Function: 1, Name: "nats:rank", Version: "nats-1", GroupSize: 3, DurationNS: 1_000_000, At: 1_763_690_300_000_000_000,
 			Members: []schemas.RatedMember{{SampleIndex: 0, TrajectorySeq: 9, Value: new(0.5), Detail: "won 1 of 2"}, {SampleIndex: 2, TrajectorySeq: 11, Error: "all black"}},
 		}},
+		{"rating-preferences", &schemas.Rating{
+			Run: "run-1", UID: "p17", Name: "nats:duel", Version: "nats-1", GroupSize: 2, At: 1_763_690_300_000_000_000,
+			Members:     []schemas.RatedMember{{SampleIndex: 0, TrajectorySeq: 9, Value: new(0.75)}, {SampleIndex: 1, TrajectorySeq: 10, Value: new(0.25)}},
+			Preferences: []schemas.Preference{{A: 0, B: 1, P: 0.75}},
+		}},
 		{"step_reward", &schemas.StepReward{
 			Run: "run-1", UID: "p17", SampleIndex: 2, GroupSize: 3, StepIndex: 4, Status: schemas.StatusScored, Reward: new(0.5),
 			Scores:        []schemas.Score{{Name: "nats:look", Version: "nats-1", Weight: 1, Status: schemas.StatusScored, Value: new(0.5)}},

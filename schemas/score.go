@@ -1,5 +1,10 @@
 package schemas
 
+import (
+	"fmt"
+	"slices"
+)
+
 // ScoreRequest is one sample, or a whole group, for a worker of the reward function nats:NAME: a core NATS
 // request on ScoreSubject(NAME), which the queue group NAME hands to one worker. It is
 // not stored. A server of http:NAME gets the same map for a group, as JSON or msgpack.
@@ -123,6 +128,8 @@ type Rating struct {
 	// GroupSize is how many samples the prompt asked for, Members those that the function was asked about.
 	GroupSize int64         `msgpack:"group_size" range:"1..MaxGroupSize"`
 	Members   []RatedMember `msgpack:"members" size:"1..MaxGroupSize"`
+	// Preferences are what it said where it compared members two by two: their values are win rates by these.
+	Preferences []Preference `msgpack:"preferences,omitempty" size:"0..MaxPreferences"`
 	// DurationNS is the wall time of the call in nanoseconds.
 	DurationNS int64 `msgpack:"duration_ns" range:"0.."`
 	// At is when it was answered, Unix nanoseconds.
@@ -155,6 +162,14 @@ func (e *Rating) checkRules(f *faults) {
 		last = m.SampleIndex
 		if m.Value == nil {
 			g.requireText("error", m.Error)
+		}
+	}
+	for i, p := range e.Preferences {
+		for _, of := range []int64{p.A, p.B} {
+			if !slices.ContainsFunc(e.Members, func(m RatedMember) bool { return m.SampleIndex == of }) || p.A == p.B {
+				f.inItem("preferences", i).add("a, b", fmt.Sprint(p.A, p.B), "must be two members")
+				break
+			}
 		}
 	}
 }

@@ -147,7 +147,10 @@ func (r *reader) readWithConsumer(ctx context.Context, o ReadOptions, yield func
 			return err
 		}
 	}
-	ahead := max(1, min(256, readAhead/max(1, int(r.bus.nc.MaxPayload()))))
+	ahead := 256
+	if !o.HeadersOnly {
+		ahead = max(1, min(ahead, readAhead/max(1, int(r.bus.nc.MaxPayload()))))
+	}
 	it, err := c.Messages(jetstream.PullMaxMessages(ahead), jetstream.PullHeartbeat(readHeartbeat))
 	if err != nil {
 		return err

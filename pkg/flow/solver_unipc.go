@@ -1,7 +1,5 @@
 package flow
 
-import "math"
-
 // unipc is UniPC of order 2 (Zhao et al. 2023) with B(h) = e^-h - 1 ("bh2") on data
 // estimates. Each evaluation first corrects the state it was made at, then predicts
 // the next one from the corrected state; the estimate is not evaluated again. With
@@ -14,6 +12,8 @@ import "math"
 // one (m), r = (lambda of m1 - lambda of m0)/h, and rho is 1/2 at order 1 or solves
 // [[1, 1], [r, 1]] rho = b at order 2.
 //
+// At sigma = 1, where lambda is infinite, it is that of lastBefore1, as in diffusers.
+//
 // The predictor's state is what the network sees and what a step reports; the
 // corrected one stays inside and is not rounded to the storage type.
 type unipc struct {
@@ -24,6 +24,9 @@ type unipc struct {
 	known            int       // how many of m0, m1 are there
 	order            int       // of the predictor that led here
 }
+
+// lastBefore1 is the sigma that diffusers has in the place of a first one of 1.
+const lastBefore1 = float64(float32(1 - 1e-6))
 
 // newUniPC returns a unipc without history. Its buffers share one allocation.
 func newUniPC(elements int) integrator {
@@ -44,7 +47,7 @@ func (s *unipc) advance(in interval, v, _, dst []float32) (float32, bool) {
 		s.correct(sigma)
 	}
 	s.m, s.m0, s.m1 = s.m1, s.m, s.m0
-	s.lambda1, s.lambda0, s.sigma0 = s.lambda0, lambda(sigma), sigma
+	s.lambda1, s.lambda0, s.sigma0 = s.lambda0, lambda(min(sigma, lastBefore1)), sigma
 	s.known = min(s.known+1, 2)
 
 	// The last step is of order 1: lambda is infinite at its end.
@@ -52,9 +55,8 @@ func (s *unipc) advance(in interval, v, _, dst []float32) (float32, bool) {
 	step := alphaQ(sigma, next)
 	linear2(dst, next/sigma, s.x, -step, s.m0)
 	if s.order == 2 {
-		if r := (s.lambda1 - s.lambda0) / (lambda(next) - s.lambda0); !math.IsInf(r, 0) {
-			addDifference(dst, -step/float64(2*r), s.m1, s.m0)
-		}
+		r := (s.lambda1 - s.lambda0) / (lambda(next) - s.lambda0)
+		addDifference(dst, -step/float64(2*r), s.m1, s.m0)
 	}
 	return 0, true
 }
@@ -75,8 +77,7 @@ func (s *unipc) correct(sigma float64) {
 }
 
 // correctorWeights returns the rho of unipc's formula at order 2: it solves the order conditions
-// for the weights of correct. rho1 includes the factor 1/r. If m1 was made at sigma = 1, r is
-// infinite and rho1 is 0.
+// for the weights of correct. rho1 includes the factor 1/r.
 func (s *unipc) correctorWeights(sigma float64) (rho1, rho2 float64) {
 	h := lambda(sigma) - s.lambda0
 	q := (sigma - s.sigma0) / float64(s.sigma0*(1-sigma))
@@ -84,9 +85,6 @@ func (s *unipc) correctorWeights(sigma float64) (rho1, rho2 float64) {
 	b1 := u / q
 	b2 := float64(2*(-u/h-0.5)) / q
 	r := (s.lambda1 - s.lambda0) / h
-	if math.IsInf(r, 0) {
-		return 0, b1
-	}
 	rho := (b1 - b2) / (1 - r)
 	return rho / r, b1 - rho
 }

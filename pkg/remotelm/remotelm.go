@@ -94,6 +94,9 @@ type Facts struct {
 	// Whole reports whether it takes whole weights while it runs, and names those of its answers; only with
 	// Config.Whole. Adapters is false if it takes no adapters, and whole weights alone.
 	Whole, Adapters bool
+	// KeepsHead reports whether it keeps a copy of the model's head, so that whole weights do not reach a head that is
+	// the embedding: vLLM on CPUs, of which the copy is in an order of its own.
+	KeepsHead bool
 }
 
 // Request asks for the tokens that follow a list of tokens.

@@ -46,10 +46,24 @@ func discoverVLLM(ctx context.Context, s *Server, f *Facts) error {
 		if m.Parent == nil { // not an adapter of another
 			f.Version, f.Model, f.MaxTokens, s.root = version.Version, m.ID, m.Tokens, m.Root
 			f.Whole = m.Root != "" && s.http.Ask(ctx, http.MethodGet, "/weight_info", nil, nil) == nil
+			f.KeepsHead = f.Whole && onCPU(ctx, s)
 			return nil
 		}
 	}
 	return fmt.Errorf("%w: /v1/models: none; must be the model that it serves", ErrGarbage)
+}
+
+// onCPU asks a server in development mode whether it computes on a CPU.
+func onCPU(ctx context.Context, s *Server) bool {
+	var says struct {
+		Config struct {
+			On struct {
+				Device string `json:"device"`
+			} `json:"device_config"`
+		} `json:"vllm_config"`
+	}
+	err := s.http.Ask(ctx, http.MethodGet, "/server_info?config_format=json", nil, &says)
+	return err == nil && says.Config.On.Device == "cpu"
 }
 
 // servedModel is an entry of /v1/models: the server's model, or an adapter of it, which has a parent.

@@ -140,6 +140,8 @@ type Group struct {
 	Sample func(ctx context.Context, i int) (in Input, release func(), err error)
 	// Store keeps what a message has no room for, and returns its SHA-256 in hex; nil: there is no store.
 	Store func(ctx context.Context, data []byte) (digest string, err error)
+	// Compared is told the preferences that the scores are the win rates of (WinRates), if they are; nil: nobody asks.
+	Compared func(preferences []Preference)
 }
 
 // Missing is a sample of a group that a GroupScorer does not see, and why.

@@ -110,7 +110,7 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 		}
 		followed++
 		reading.Go(func() {
-			if p, err := r.progress(within, run.Run, run.known); err == nil { // else not read yet, or has been removed
+			if p, err := r.Progress(within, run.Run, run.known); err == nil { // else not read yet, or has been removed
 				run.Progress = p
 			}
 		})

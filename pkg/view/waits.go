@@ -13,17 +13,8 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Progress returns how far a run is, and what it waits for, or what ended it.
-func (r *Reader) Progress(ctx context.Context, run schemas.Run) (*Progress, error) {
-	return r.progress(ctx, run, nil)
-}
-
-// progress is Progress of a run whose status is known, unless that is nil.
-func (r *Reader) progress(ctx context.Context, run schemas.Run, known *schemas.RunStatus) (*Progress, error) {
-	system, err := r.system.Get(ctx)
-	if err != nil {
-		return nil, err
-	}
+// Progress returns how far a run is, and what it waits for, or what ended it. Its status may be known; nil: it is not.
+func (r *Reader) Progress(ctx context.Context, run schemas.Run, known *schemas.RunStatus) (*Progress, error) {
 	f, err := r.follow(ctx, run, known)
 	if err != nil {
 		return nil, err
@@ -35,6 +26,12 @@ func (r *Reader) progress(ctx context.Context, run schemas.Run, known *schemas.R
 	f.mu.Lock()
 	p := f.tally()
 	f.mu.Unlock()
+	system := &System{}
+	if !outcomes.HasEnded(status.State) || p.Statuses[outcomes.Open] > 0 { // else nothing holds it up
+		if system, err = r.system.Get(ctx); err != nil {
+			return nil, err
+		}
+	}
 	f.explain(p, status, system)
 	return p, nil
 }

@@ -234,6 +234,22 @@ func TestChannels(t *testing.T) {
 	}
 }
 
+func TestChannels_ParametersAreNoKeywords(t *testing.T) {
+	for _, c := range channels {
+		for _, p := range placeholders(c.address) {
+			if slices.Contains(keywords, p) {
+				t.Errorf("channel %s: parameter %s is a keyword of languages whose clients are generated", c.name, p)
+			}
+		}
+	}
+}
+
+// keywords cannot name a parameter of a function in TypeScript or Python.
+var keywords = strings.Fields(`and as assert async await break case catch class const continue debugger def default del
+	delete do elif else enum except export extends finally for from function global if import in instanceof is lambda
+	new nonlocal not or package pass private protected public raise return static super switch this throw try typeof
+	var void while with yield`)
+
 // wildcards is the filter of an address: a wildcard for each parameter.
 func wildcards(address string) string {
 	return regexp.MustCompile(`\{[a-z]+\}`).ReplaceAllString(address, "*")

@@ -112,7 +112,7 @@ why, how much of it is done, and what it waits for.`,
 			if err != nil {
 				return err
 			}
-			p, err := runProgress(c.Context(), conn.Bus, run)
+			p, err := runProgress(c.Context(), conn.Bus, run, s)
 			if err != nil { // such as a user without the right to ask
 				p = &view.Progress{Waits: []outcomes.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
 			}
@@ -121,13 +121,15 @@ why, how much of it is done, and what it waits for.`,
 	}
 }
 
-// runProgress reads how the groups of a run ended, and what it waits for.
-func runProgress(ctx context.Context, b *bus.Bus, run schemas.Run) (*view.Progress, error) {
+// runProgress reads how the groups of a run of this status ended, and what it waits for.
+func runProgress(
+	ctx context.Context, b *bus.Bus, run schemas.Run, status *schemas.RunStatus,
+) (*view.Progress, error) {
 	ctx, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
 	reader := newReader(ctx, b, true)
 	defer reader.Close()
-	return reader.Progress(ctx, run)
+	return reader.Progress(ctx, run, status)
 }
 
 // controlCommand gives a command that controls a run its flags, and a RunE that sends the action to intake and prints

@@ -282,7 +282,7 @@ func TestOutcomes(t *testing.T) {
 				line["failed"]); got != c.says && !open {
 				t.Errorf("list: %s\nwant  %s", got, c.says)
 			}
-			p, err := reader.Progress(t.Context(), run)
+			p, err := reader.Progress(t.Context(), run, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -60,6 +60,8 @@ each link whether it holds, is broken, or cannot be checked and why.
   chain         each update began with the weights of the one before, the first with the checkpoint
   batch         samples, rewards and advantages give the digest that the update names
   trajectories  steps, digests and log-probs, as 'meander verify' computes them
+  sums          rewards are the weighted sums of their scores, and those of the groups' results
+  ratings       scores of whole groups are those of the stored answers
   rewards       the samples are scored again
   advantages    the groups are closed again, with the stored rewards
   prompts       the requests are made again out of the prompts

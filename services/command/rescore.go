@@ -103,6 +103,10 @@ func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error 
 	if err != nil {
 		return asUsage(err)
 	}
+	if source.Staged {
+		return usage(fmt.Errorf("--run: %q has samples of several stages, which are not scored again; publish its "+
+			"prompts with other rewards", r.run))
+	}
 	if err := source.Apply(r.run, change); err != nil {
 		return usage(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -103,11 +104,11 @@ func (p *prover) pass(ctx context.Context, of string, groups []schemas.TrainedGr
 	if err == nil {
 		err = s.Apply(p.archive.run, rescore.Change{})
 	}
-	if refused, ok := errors.AsType[*rescore.RequestError](err); ok {
-		return run, nil, refused.Error(), nil
-	}
 	if err == nil {
 		err = s.OpenGroups(ctx, p.bus, run)
+	}
+	if refused, ok := errors.AsType[*rescore.RequestError](err); ok {
+		return run, nil, refused.Error(), nil
 	}
 	return run, s, "", err
 }
@@ -122,8 +123,14 @@ func (p *prover) rewardsAgain(ctx context.Context, groups []schemas.TrainedGroup
 	if err := reward.CheckNames(p.options.Reward, names); err != nil {
 		return Unchecked, fmt.Sprintf("they cannot be scored here: %v", err), nil
 	}
+	samples := source.Samples(nil)
+	if source.Staged {
+		if samples, err = p.copyStages(ctx, source, pass, groups); err != nil {
+			return "", "", err
+		}
+	}
 	err = reward.Rescore(ctx, p.options.Reward, p.bus, p.options.Log, reward.Pass{
-		Samples: source.Samples(nil), Change: func(t *schemas.Trajectory) { source.Join(t, pass) },
+		Samples: samples, Change: func(t *schemas.Trajectory) { source.Join(t, pass) },
 	})
 	if err != nil {
 		return "", "", err
@@ -146,9 +153,6 @@ func (p *prover) rewardsAgain(ctx context.Context, groups []schemas.TrainedGroup
 			}
 			if was == nil || now == nil {
 				return Unchecked, "the reward of " + at + " is not in the archive", nil
-			}
-			if !same(was.Reward, m.Reward) {
-				return Broken, at + ": its result has another reward than the event of its reward", nil
 			}
 			scores += len(was.Scores)
 			verdict, why := compareScores(was, now)
@@ -238,6 +242,10 @@ func (p *prover) advantagesAgain(ctx context.Context, groups []schemas.TrainedGr
 			}
 			n++
 		}
+		if now := made[g.UID]; !reflect.DeepEqual(now.Credits, g.Credits) ||
+			!reflect.DeepEqual(now.Branches, g.Branches) {
+			return Broken, fmt.Sprintf("%s: advantages of its stages, tracks or branches are others", g.UID), nil
+		}
 	}
 	return Holds, fmt.Sprintf("%d advantages of %s are the same again", n, groups[0].Estimator), nil
 }
@@ -252,19 +260,30 @@ func (p *prover) promptsAgain(_ context.Context, groups []schemas.TrainedGroup, 
 			return Unchecked, fmt.Sprintf("the record of group %s is not in the archive", g.UID), nil
 		}
 		asked, there := p.archive.prompts[record.Group.PromptSeq]
-		i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool { return x.Lane == record.Lane })
-		switch {
-		case !there:
+		if !there {
 			return Unchecked, fmt.Sprintf("the prompt of group %s is not in the archive", g.UID), nil
-		case i < 0:
-			return Unchecked, fmt.Sprintf("the model of lane %s is not in the archive", record.Lane), nil
+		}
+		policies, lacks := p.policiesOf(record)
+		if lacks != "" {
+			return Unchecked, lacks, nil
 		}
 		asked.UID = asked.GroupUID(record.Group.PromptSeq)
 		origin := intake.Origin{Seq: record.Group.PromptSeq, Created: asked.stored}
 		for _, r := range record.Group.Reward {
 			origin.Reward = append(origin.Reward, r.Name)
 		}
-		made, err := intake.Resolve(p.archive.run, asked.Prompt, p.archive.policies[i], origin)
+		if len(record.Stages) > 0 { // that their requests follow from this record is a fact of the trajectories
+			made, err := intake.ResolveStages(p.archive.run, asked.Prompt, policies, origin)
+			if err == nil && made.Record.PromptDigest != record.PromptDigest {
+				err = fmt.Errorf("its record has other %s", strings.Join(record.Differences(made.Record), ", "))
+			}
+			if err != nil {
+				return Broken, fmt.Sprintf("%s: %v", g.UID, err), nil
+			}
+			requests += len(record.Stages)
+			continue
+		}
+		made, err := intake.Resolve(p.archive.run, asked.Prompt, policies[0], origin)
 		if err != nil {
 			return Broken, fmt.Sprintf("%s: %v", g.UID, err), nil
 		}
@@ -282,4 +301,25 @@ func (p *prover) promptsAgain(_ context.Context, groups []schemas.TrainedGroup, 
 	}
 	return Holds, fmt.Sprintf("%d requests follow from %d prompts, such as %q", requests, len(groups),
 		p.archive.records[groups[0].UID].Prompt), nil
+}
+
+// policiesOf returns the models of the lane of a group or of each of its stages, nil where an interaction makes it;
+// lacks: one is not in the archive.
+func (p *prover) policiesOf(record *schemas.GroupRecord) (list []*schemas.Policy, lacks string) {
+	stages := record.Group.Stages
+	if len(stages) == 0 {
+		stages = []schemas.GroupStage{{Lane: record.Lane}}
+	}
+	for _, s := range stages {
+		i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool { return x.Lane == s.Lane })
+		switch {
+		case s.Kind == schemas.StageInteraction:
+			list = append(list, nil)
+		case i < 0:
+			return nil, fmt.Sprintf("the model of lane %s is not in the archive", s.Lane)
+		default:
+			list = append(list, p.archive.policies[i])
+		}
+	}
+	return list, ""
 }

@@ -51,6 +51,7 @@ const (
 	LinkChain        = "chain"
 	LinkBatch        = "batch"
 	LinkTrajectories = "trajectories"
+	LinkSums         = "sums"
 	LinkRatings      = "ratings"
 	LinkRewards      = "rewards"
 	LinkAdvantages   = "advantages"
@@ -61,8 +62,8 @@ const (
 // Links returns the names of all links, in order.
 func Links() []string {
 	return []string{
-		LinkArchive, LinkWeights, LinkChain, LinkBatch, LinkRatings, LinkTrajectories, LinkRewards, LinkAdvantages,
-		LinkPrompts, LinkUpdate,
+		LinkArchive, LinkWeights, LinkChain, LinkBatch, LinkSums, LinkRatings, LinkTrajectories, LinkRewards,
+		LinkAdvantages, LinkPrompts, LinkUpdate,
 	}
 }
 
@@ -178,6 +179,7 @@ func (p *prover) walk(ctx context.Context, name string, file io.ReadSeeker) erro
 		}
 		of := fmt.Sprintf("update %d", u.Step)
 		groups := p.checkBatch(u, of)
+		p.checkSums(u, of)
 		p.checkRatings(u, of)
 		if len(groups) == 0 {
 			continue

@@ -62,7 +62,7 @@ func verdicts(r *prove.Report) (out []string) {
 func TestRun_EveryLink(t *testing.T) {
 	archive := read(t, proof+"signs.tar")
 	links := func(update int) (out []string) {
-		for _, l := range []string{"batch", "trajectories", "rewards", "advantages", "prompts"} {
+		for _, l := range []string{"batch", "sums", "trajectories", "rewards", "advantages", "prompts"} {
 			out = append(out, fmt.Sprintf("%s update %d: holds", l, update))
 		}
 		return append(out, fmt.Sprintf("update update %d: left out", update))
@@ -148,8 +148,18 @@ func forged[E any, P interface {
 }](t *testing.T, stream, filter string, change func(e P),
 ) []byte {
 	t.Helper()
+	return forgedOf[E](t, proof+"signs.tar", stream, filter, change)
+}
+
+// forgedOf is forged of another run.
+func forgedOf[E any, P interface {
+	*E
+	schemas.Event
+}](t *testing.T, name, stream, filter string, change func(e P),
+) []byte {
+	t.Helper()
 	plane := bustest.New(t)
-	_, err := export.Import(t.Context(), plane.Bus, bytes.NewReader(read(t, proof+"signs.tar")),
+	imported, err := export.Import(t.Context(), plane.Bus, bytes.NewReader(read(t, name)),
 		export.ImportOptions{Policies: true})
 	if err != nil {
 		t.Fatal(err)
@@ -170,7 +180,7 @@ func forged[E any, P interface {
 		plane.Forge(t, schemas.PublishedSubject(last.Subject), bustest.Encode(t, P(e)))
 	}
 	var out bytes.Buffer
-	if _, err := export.WriteArchive(t.Context(), plane.Bus, "signs-proof", &out); err != nil {
+	if _, err := export.WriteArchive(t.Context(), plane.Bus, imported.Run, &out); err != nil {
 		t.Fatal(err)
 	}
 	return out.Bytes()
@@ -291,7 +301,13 @@ func TestRun_Ratings(t *testing.T) {
 		"a member less":   {func(e *schemas.Rating) { e.Members = e.Members[:1] }, "broken", ""},
 		"another version": {func(e *schemas.Rating) { e.Version = "nats-2" }, "broken", "version"},
 		"another name":    {func(e *schemas.Rating) { e.Name = "nats:other" }, "broken", "nats:other"},
-		"gone":            {func(e *schemas.Rating) { e.Members = nil }, "unchecked", "not in the archive"},
+		"win rates": {func(e *schemas.Rating) {
+			e.Preferences = []schemas.Preference{{A: 1, B: 0, P: 1}}
+		}, "holds", "stored answers about whole groups"},
+		"other comparisons": {func(e *schemas.Rating) {
+			e.Preferences = []schemas.Preference{{A: 1, B: 0, P: 1 - 1e-9}}
+		}, "broken", "its comparisons of members give"},
+		"gone": {func(e *schemas.Rating) { e.Members = nil }, "unchecked", "not in the archive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := options()

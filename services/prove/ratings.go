@@ -2,41 +2,111 @@ package prove
 
 import (
 	"fmt"
+	"iter"
+	"math"
 	"slices"
 
+	"github.com/meander-rl/meander/pkg/scorer"
 	"github.com/meander-rl/meander/schemas"
 )
+
+// rewardsOf yields the stored rewards of an update's batches.
+func (p *prover) rewardsOf(u *schemas.Update) iter.Seq[*schemas.Reward] {
+	return func(yield func(*schemas.Reward) bool) {
+		for _, id := range u.Batches {
+			if p.archive.batches[id] == nil {
+				continue // checkBatch says so
+			}
+			for _, uid := range p.archive.batches[id].UIDs {
+				for _, r := range p.archive.rewards[uid] {
+					if !yield(r) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// checkSums adds the link that the rewards of an update's batches are the weighted sums of their scores, and those
+// that the results of the groups have.
+func (p *prover) checkSums(u *schemas.Update, of string) {
+	if !p.asked(LinkSums, of) {
+		return
+	}
+	sums := 0
+	for r := range p.rewardsOf(u) {
+		want, at := sumOf(r), fmt.Sprintf("%s #%d", r.UID, r.SampleIndex)
+		if !same(r.Reward, want) {
+			p.add(LinkSums, of, Broken, "%s: its scores give %s, its reward is %s", at, number(want), number(r.Reward))
+			return
+		}
+		a := p.archive.advantages[r.UID]
+		if a == nil || r.SampleIndex >= int64(len(a.Members)) || a.Members[r.SampleIndex].TrajectorySeq == 0 {
+			continue // it came when the group had closed
+		}
+		if m := &a.Members[r.SampleIndex]; !same(m.Reward, r.Reward) {
+			p.add(LinkSums, of, Broken, "%s: its reward is %s, the result of its group has %s", at, number(r.Reward),
+				number(m.Reward))
+			return
+		}
+		sums++
+	}
+	if sums == 0 {
+		p.add(LinkSums, of, Unchecked, "no reward of its batches is in the archive")
+		return
+	}
+	p.add(LinkSums, of, Holds, "%d rewards are the weighted sums of their scores, and those of the groups' results",
+		sums)
+}
+
+// sumOf returns the weighted sum of the scores of a reward; nil: a required one is missing.
+func sumOf(r *schemas.Reward) *float64 {
+	if len(r.Scores) != len(r.Group.Reward) {
+		return nil // of a sample that failed
+	}
+	parts := make([]scorer.Part, len(r.Scores))
+	for i, spec := range r.Group.Reward {
+		parts[i] = scorer.Part{Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required}
+		if s := &r.Scores[i]; s.Value == nil || s.Name != spec.Name || s.Weight != *spec.Weight {
+			parts[i].Err = fmt.Errorf("no score: %s", s.Error)
+		} else {
+			parts[i].Value = *s.Value
+		}
+	}
+	if len(parts) == 0 { // without functions the reward is 0
+		return new(0.0)
+	}
+	sum, err := scorer.Combine(parts)
+	if err != nil || math.Abs(sum) > schemas.MaxScore {
+		return nil
+	}
+	return &sum
+}
 
 // checkRatings adds the link that what functions said of whole groups is what the rewards of an update's batches were
 // made of: each score is that of the stored answer, for the trajectory that it names, and no other. Where no function
 // of these groups rates whole ones, there is no link.
 func (p *prover) checkRatings(u *schemas.Update, of string) {
-	ratings, scores := 0, 0
-	for _, id := range u.Batches {
-		if p.archive.batches[id] == nil {
-			continue // checkBatch says so
-		}
-		for _, uid := range p.archive.batches[id].UIDs {
-			for _, r := range p.archive.rewards[uid] {
-				for i, spec := range r.Group.Reward {
-					if spec.GroupMin == 0 || i >= len(r.Scores) {
-						continue // a sample that failed has no scores
-					}
-					if scores == 0 && !p.asked(LinkRatings, of) {
-						return
-					}
-					scores++
-					if verdict, why := p.checkRating(r, i); verdict != Holds {
-						p.add(LinkRatings, of, verdict, "%s #%d: %s: %s", uid, r.SampleIndex, spec.Name, why)
-						return
-					}
-				}
+	scores, answers := 0, map[string]bool{}
+	for r := range p.rewardsOf(u) {
+		for i, spec := range r.Group.Reward {
+			if spec.GroupMin == 0 || i >= len(r.Scores) {
+				continue // a sample that failed has no scores
 			}
-			ratings += len(p.archive.ratings[uid])
+			if scores == 0 && !p.asked(LinkRatings, of) {
+				return
+			}
+			scores, answers[fmt.Sprint(r.UID, i)] = scores+1, true
+			if verdict, why := p.checkRating(r, i); verdict != Holds {
+				p.add(LinkRatings, of, verdict, "%s #%d: %s: %s", r.UID, r.SampleIndex, spec.Name, why)
+				return
+			}
 		}
 	}
 	if scores > 0 {
-		p.add(LinkRatings, of, Holds, "%d scores are those of %d stored answers about whole groups", scores, ratings)
+		p.add(LinkRatings, of, Holds, "%d scores are those of %d stored answers about whole groups", scores,
+			len(answers))
 	}
 }
 
@@ -75,6 +145,9 @@ func (p *prover) checkRating(r *schemas.Reward, i int) (verdict, why string) {
 	case !same(e.Members[k].Value, s.Value):
 		return Broken, fmt.Sprintf("%s is scored, and %s is the stored answer", number(s.Value),
 			number(e.Members[k].Value))
+	case len(e.Preferences) > 0 && !same(e.Members[k].Value, winRate(e, k)):
+		return Broken, fmt.Sprintf("%s is the stored answer, and its comparisons of members give %s",
+			number(e.Members[k].Value), number(winRate(e, k)))
 	case s.Value != nil && (s.Members != int64(len(e.Members)) || s.Version != e.Version):
 		return Broken, fmt.Sprintf("version %q among %d samples is scored, and the stored answer is of %q among %d",
 			s.Version, s.Members, e.Version, len(e.Members))
@@ -84,4 +157,19 @@ func (p *prover) checkRating(r *schemas.Reward, i int) (verdict, why string) {
 		return Broken, fmt.Sprintf("trajectory %d of the stored answer is none of the group", seq)
 	}
 	return Holds, ""
+}
+
+// winRate returns the score of member k by what an answer compared; nil: it compared it with none.
+func winRate(e *schemas.Rating, k int) *float64 {
+	place := func(sample int64) int {
+		return slices.IndexFunc(e.Members, func(m schemas.RatedMember) bool { return m.SampleIndex == sample })
+	}
+	var list []scorer.Preference
+	for _, x := range e.Preferences {
+		list = append(list, scorer.Preference{A: place(x.A), B: place(x.B), P: x.P})
+	}
+	if r := scorer.WinRates(len(e.Members), list)[k]; r.Err == nil {
+		return &r.Value
+	}
+	return nil
 }

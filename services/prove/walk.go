@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
@@ -241,8 +242,7 @@ func (p *prover) checkBatch(u *schemas.Update, of string) (all []schemas.Trained
 		p.add(LinkBatch, of, Unchecked, "it does not name what it learned from")
 		return nil
 	}
-	var digests []string
-	samples := 0
+	digests, samples := []map[string]string{}, 0
 	for _, id := range u.Batches {
 		b := p.archive.batches[id]
 		if b == nil {
@@ -251,44 +251,37 @@ func (p *prover) checkBatch(u *schemas.Update, of string) (all []schemas.Trained
 		}
 		var groups []schemas.TrainedGroup
 		for _, uid := range slices.Sorted(slices.Values(b.UIDs)) {
-			g, lacks := p.trained(uid)
-			if lacks != "" {
-				p.add(LinkBatch, of, Unchecked, "batch %s: %s", id, lacks)
+			a := p.archive.advantages[uid]
+			if a == nil {
+				p.add(LinkBatch, of, Unchecked, "batch %s: the result of group %s is not in the archive", id, uid)
 				return nil
 			}
-			groups, samples = append(groups, g), samples+len(g.Members)
+			groups, samples = append(groups, schemas.TrainedGroup{Advantage: a}), samples+len(a.Members)
 		}
-		digests, all = append(digests, schemas.BatchDigest(groups)), append(all, groups...)
+		found, lacks := p.digestsOf(groups)
+		if lacks != "" {
+			p.add(LinkBatch, of, Unchecked, "batch %s: %s", id, lacks)
+			return nil
+		}
+		digests, all = append(digests, found), append(all, groups...)
 	}
-	names := strings.Join(u.Batches, ", ")
-	if got := schemas.BatchDigests(digests); got != u.BatchDigest {
-		p.add(LinkBatch, of, Broken, "batch %s gives %.16s, the update names %.16s", names, got, u.BatchDigest)
-		return nil
+	names, got := strings.Join(u.Batches, ", "), []string{}
+	for _, learned := range slices.Sorted(maps.Keys(digests[0])) {
+		var each []string
+		for _, of := range digests {
+			each = append(each, of[learned])
+		}
+		joined := schemas.BatchDigests(each)
+		if joined == u.BatchDigest {
+			p.add(LinkBatch, of, Holds, "batch %s: %d samples of %d groups give its digest %.16s%s", names, samples,
+				len(all), u.BatchDigest, learned)
+			return all
+		}
+		got = append(got, fmt.Sprintf("%.16s%s", joined, learned))
 	}
-	p.add(LinkBatch, of, Holds, "batch %s: %d samples of %d groups give its digest %.16s", names, samples, len(all),
+	p.add(LinkBatch, of, Broken, "batch %s gives %s, the update names %.16s", names, strings.Join(got, ", "),
 		u.BatchDigest)
-	return all
-}
-
-// trained returns a group as it was learned from; lacks says what is not in the archive, or not known here.
-func (p *prover) trained(uid schemas.UID) (g schemas.TrainedGroup, lacks string) {
-	a := p.archive.advantages[uid]
-	switch {
-	case a == nil:
-		return g, fmt.Sprintf("the result of group %s is not in the archive", uid)
-	case slices.ContainsFunc(a.Members, func(m schemas.Member) bool { return len(m.Stages) > 0 }):
-		return g, fmt.Sprintf("group %s has several stages, each with a digest of its own, which only its trainer "+
-			"computes", uid)
-	}
-	g.Advantage = a
-	for _, m := range a.Members {
-		t := p.archive.trajectories[m.TrajectorySeq]
-		if t == nil && m.TrajectorySeq > 0 {
-			return g, fmt.Sprintf("the trajectory of %s #%d is not in the archive", uid, m.SampleIndex)
-		}
-		g.Trajectories = append(g.Trajectories, t)
-	}
-	return g, ""
+	return nil
 }
 
 // choose returns the groups that are computed again: the first ones with as many samples as are asked for, or all

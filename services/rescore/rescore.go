@@ -52,8 +52,9 @@ func refuse(format string, args ...any) error { return &RequestError{fmt.Errorf(
 type Source struct {
 	run    schemas.Run
 	groups map[schemas.UID]*group // by uid
-	// Refills says that the rules of some group ask for refills, which a pass does not do.
-	Refills bool
+	// Refills says that the rules of some group ask for refills, which a pass does not do; Staged that samples have
+	// several stages, which the pass must have trajectories of.
+	Refills, Staged bool
 }
 
 // group is one group of the run, and then of the pass.
@@ -87,17 +88,13 @@ func Read(ctx context.Context, b *bus.Bus, run schemas.Run, only ...schemas.UID)
 		if len(only) > 0 && !slices.Contains(only, t.UID) {
 			continue
 		}
-		if len(t.Group.Stages) > 0 {
-			return nil, refuse("--run: %q has samples of several stages, which are not scored again; publish its "+
-				"prompts with other rewards", run)
-		}
 		g := s.groups[t.UID]
 		if g == nil {
 			g = &group{
 				uid: t.UID, prompt: questionOf(t.Trajectory), size: t.GroupSize, seqs: map[int64]uint64{},
 				group: t.Group,
 			}
-			s.groups[t.UID] = g
+			s.groups[t.UID], s.Staged = g, s.Staged || len(t.Group.Stages) > 0
 		}
 		if t.StopReason == schemas.StopCompleted {
 			g.prompt = questionOf(t.Trajectory)
@@ -193,7 +190,8 @@ func (g *group) apply(run schemas.Run, c Change, batchGroups int64) error {
 		}
 	}
 	var errs []error
-	for _, spec := range x.Reward {
+	for i := 0; len(c.Rewards) > 0 && i < len(x.Reward); i++ { // intake has checked those of the run
+		spec := x.Reward[i]
 		errs = append(errs, scorer.Check(spec.Name, g.prompt, spec.GroundTruth.Value(), spec.Params),
 			scorer.CheckGroup(spec.Name, spec.GroupMin, g.size))
 	}
@@ -228,6 +226,14 @@ func (s *Source) OpenGroups(ctx context.Context, b *bus.Bus, pass schemas.Run) e
 	for _, uid := range slices.Sorted(maps.Keys(s.groups)) {
 		g := s.groups[uid]
 		record := &schemas.GroupRecord{Run: pass, UID: uid, GroupSize: g.size, Prompt: g.prompt, Group: g.group}
+		if len(g.group.Stages) > 0 {
+			stored, err := b.Group(ctx, s.run, uid)
+			if err != nil {
+				return refuse("the record of group %s: %w", uid, err)
+			}
+			record = new(*stored)
+			record.Run, record.Group = pass, g.group
+		}
 		for _, e := range []schemas.Keyed{record, (*schemas.Opening)(record)} {
 			if _, err := p.Publish(ctx, e); err != nil {
 				return fmt.Errorf("open group %s of pass %s: %w", uid, pass, err)

@@ -26,7 +26,9 @@ type groupCall struct {
 	scorer.GroupScorer
 	group   scorer.Group
 	results []scorer.Result
-	passing error // why a member could not be loaded now
+	// preferences are by sample index.
+	preferences []schemas.Preference
+	passing     error // why a member could not be loaded now
 }
 
 // Score is never called: it makes groupCall a scorer.Scorer.
@@ -44,6 +46,12 @@ func (c *groupCall) ScoreDetail(ctx context.Context, _ scorer.Input) scorer.Resu
 			err = fmt.Errorf("%w: %w", scorer.ErrUnavailable, c.passing)
 		}
 		return in, release, err
+	}
+	g.Compared = func(list []scorer.Preference) {
+		c.preferences = nil // of an earlier try
+		for _, x := range list {
+			c.preferences = append(c.preferences, schemas.Preference{A: g.Members[x.A], B: g.Members[x.B], P: x.P})
+		}
 	}
 	c.results = c.ScoreGroup(ctx, g)
 	if c.passing != nil {
@@ -166,9 +174,10 @@ func (s *service) callGroup(ctx context.Context, spec schemas.RewardSpec, rated 
 	e groupEntry, w *waits, i int, due time.Time,
 ) (answers map[int64]scored, wait time.Duration, err error) {
 	answers = map[int64]scored{}
+	call := &groupCall{GroupScorer: e.rater, group: g}
 	put := func(r scored, of func(k int) scorer.Result) {
 		for k, x := range rated {
-			r.Result, r.members = of(k), 0
+			r.Result, r.members, r.preferences = of(k), 0, call.preferences
 			if fault := faultOf(r.Value); r.Err == nil && fault != nil {
 				r.Err = fmt.Errorf("score is %w", fault)
 			}
@@ -178,7 +187,6 @@ func (s *service) callGroup(ctx context.Context, spec schemas.RewardSpec, rated 
 			answers[x.SampleIndex] = r
 		}
 	}
-	call := &groupCall{GroupScorer: e.rater, group: g}
 	switch least := max(spec.GroupMin, 1); {
 	case int64(len(rated)) < least:
 		err := fmt.Errorf("%s is asked about groups of at least %d samples, and this one has %d to show", spec.Name,
@@ -342,6 +350,7 @@ func ratingOf(t *schemas.Trajectory, rated []member, i int, answers map[int64]sc
 		} else {
 			m.Value = new(a.Value)
 		}
+		r.Preferences = a.preferences
 		r.Version, r.DurationNS = a.version, max(r.DurationNS, a.took.Nanoseconds())
 		r.Members = append(r.Members, m)
 	}

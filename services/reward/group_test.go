@@ -192,6 +192,14 @@ func TestService_GroupReplies(t *testing.T) {
 			}
 		}
 	}
+	m, err := p.Last(t.Context(), schemas.StreamVerdicts, schemas.RatingSubject("r", "preferences", 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []schemas.Preference{{A: 0, B: 1, P: 1}, {A: 1, B: 2, P: 0.25}, {A: 2, B: 0, P: 0.5}, {A: 1, B: 0, P: 0.5}}
+	if rating := bustest.Decode[schemas.Rating](t, m); !slices.Equal(rating.Preferences, want) {
+		t.Errorf("rating %+v", rating)
+	}
 }
 
 // All samples of a group have scores of one answer, also where the service dies between the rewards of a group and the

@@ -75,7 +75,7 @@ func (s *service) rescore(ctx context.Context, pass Pass, x PassSample) error {
 		m.Seq = 0
 	}
 	for {
-		p, err := s.advance(ctx, t, m.Seq)
+		p, err := s.completerOf(t)(ctx, t, m.Seq)
 		if bus.Code(err) == schemas.CodeDecode { // the image cannot be read
 			return s.publish(ctx, failed(t, m.Seq, err.Error()))
 		}

@@ -71,6 +71,8 @@ type scored struct {
 	took time.Duration
 	// members is how many samples of the group the function compared; 0: it rated this one by itself.
 	members int64
+	// preferences are what it compared them by, where its scores are win rates.
+	preferences []schemas.Preference
 }
 
 // busyError is the error of a sample that finds the queue full. It should come again after the given time.

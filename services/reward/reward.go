@@ -193,11 +193,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 	case fault != nil:
 		return bus.Garbage(schemas.CodeInvalid, fault)
 	}
-	complete := s.advance
-	if len(t.Group.Stages) > 0 {
-		complete = s.goOn
-	}
-	p, err := complete(ctx, &t, m.Seq)
+	p, err := s.completerOf(&t)(ctx, &t, m.Seq)
 	if err == nil {
 		err = putBack(ctx, m, p)
 	}
@@ -210,6 +206,14 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 		s.takeControlled()
 	}
 	return err
+}
+
+// completerOf returns what has a trajectory scored.
+func (s *service) completerOf(t *schemas.Trajectory) func(context.Context, *schemas.Trajectory, uint64) (delay, error) {
+	if len(t.Group.Stages) > 0 {
+		return s.goOn
+	}
+	return s.advance
 }
 
 // check returns in fault what is wrong with a trajectory, nil if nothing is: it must belong to the group that the

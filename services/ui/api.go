@@ -117,7 +117,7 @@ func (s *server) questions() map[string]func(q *query) (any, error) {
 	v := s.view
 	return map[string]func(q *query) (any, error){
 		"runs":       func(q *query) (any, error) { return v.Runs(q.Context(), q.runList()) },
-		"runs/{run}": func(q *query) (any, error) { return v.Progress(q.Context(), q.run()) },
+		"runs/{run}": func(q *query) (any, error) { return v.Progress(q.Context(), q.run(), nil) },
 		// what a run was asked for and made with
 		"runs/{run}/settings": func(q *query) (any, error) { return v.Settings(q.Context(), q.run()) },
 		"runs/{run}/groups":   func(q *query) (any, error) { return v.Groups(q.Context(), q.run(), q.groupList()) },
@@ -144,7 +144,11 @@ func (s *server) questions() map[string]func(q *query) (any, error) {
 		},
 		"system": func(q *query) (any, error) { return v.System(q.Context()) },
 		"lanes/{lane}": func(q *query) (any, error) {
-			return v.Lane(q.Context(), token[schemas.Lane](q, "lane"), maxPage)
+			tenant := schemas.TenantMain
+			if q.FormValue("tenant") != "" {
+				tenant = token[schemas.Tenant](q, "tenant")
+			}
+			return v.Lane(q.Context(), token[schemas.Lane](q, "lane").Of(tenant), maxPage)
 		},
 		"dead":      s.answerDead,
 		"dead/{id}": func(q *query) (any, error) { return v.Letter(q.Context(), q.letter()) },

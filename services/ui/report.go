@@ -105,7 +105,7 @@ func WriteReport(
 	list.States, list.Models, list.Tags = []string{}, []string{}, []string{} // they are of all runs
 	r.Answers["runs"] = list
 	for path, read := range map[string]func() (any, error){
-		"":         func() (any, error) { return reader.Progress(ctx, name) },
+		"":         func() (any, error) { return reader.Progress(ctx, name, nil) },
 		"/curve":   func() (any, error) { return reader.Curve(ctx, name, "", 400) },
 		"/updates": func() (any, error) { return reader.Updates(ctx, name, 400) },
 		"/settings": func() (any, error) {

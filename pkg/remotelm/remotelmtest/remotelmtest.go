@@ -60,7 +60,9 @@ type Server struct {
 	// DevMode opens the routes by which the weights of vLLM change; those of SGLang always are. Stale has it say that
 	// it has loaded weights, and draw with the old ones. Both are set before a client asks.
 	DevMode, Stale bool
-	t              testing.TB
+	// CPU has vLLM in DevMode say that it computes on one.
+	CPU bool
+	t   testing.TB
 
 	mu      sync.Mutex
 	answers []Answer
@@ -143,6 +145,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.listModels(w)
 	case s.DevMode && path == "/weight_info":
 		fmt.Fprint(w, `{"weight_version":"default"}`)
+	case s.DevMode && s.CPU && path == "/server_info":
+		fmt.Fprint(w, `{"vllm_config":{"device_config":{"device":"cpu"}}}`)
 	case s.isWeightsRoute(path):
 		s.changeWeights(w, r)
 	case s.Mode != SGLang && path == "/is_paused":

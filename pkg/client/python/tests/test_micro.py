@@ -8,7 +8,7 @@ import pytest
 
 import meander
 from conftest import first, publish
-from meander.client import access, bulk
+from meander.client import access, bulk, wire as socket
 from meander.data import micro
 
 OPTIONS = dict(timeout=50)
@@ -128,7 +128,7 @@ def test_messages_in_any_pieces(monkeypatch):
     """However the bytes of a connection arrive, each message is given once and whole, to who takes it, and what is not
     of a bulk answer goes the way of the library."""
     small = b"NATS/1.0\r\nNats-Sequence: 7\r\n\r\n"
-    monkeypatch.setattr(access, "_SMALL", 150)
+    monkeypatch.setattr(socket, "_SMALL", 150)
 
     def message(sid, payload):
         return b"HMSG _INBOX.a.b %d %d %d\r\n%b%b\r\n" % (sid, len(small), len(small) + len(payload), small, payload)

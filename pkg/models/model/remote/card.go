@@ -64,12 +64,16 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 	f.Within("patch", p[1], 1, 64)
 	f.Within("scale", c.Latent.Scale, 1, 1<<10)
 	f.Check(c.Prompts >= 1 && c.Prompts <= 3, "prompts: %d; must be 1 to 3", c.Prompts)
+	f.Check(c.Scheduler == "" || json.Valid([]byte(c.Scheduler)), "scheduler: %.80q; must be JSON", c.Scheduler)
 	if err := f.Of("card of the worker"); err != nil {
 		return card, err
 	}
 	card = c.Card
 	card.Name, card.Source = model.NameOf(dir), hub.Source(dir)
 	card.SchedulerConfig, card.Reward = scheduler, d.Reward
+	if c.Scheduler != "" {
+		card.SchedulerConfig = json.RawMessage(c.Scheduler)
+	}
 	card.LatentChannels, card.PixelsPerToken = c.Latent.Channels*p[1]*p[2], c.Latent.Scale*p[1]
 	card.FramesPerToken, card.MaxFrames = c.Latent.Temporal, max(c.MaxFrames, d.Frames)
 	card.Size = media.Size{Frames: d.Frames, Height: d.Height, Width: d.Width}

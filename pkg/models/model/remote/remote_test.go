@@ -1,6 +1,7 @@
 package remote_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"math"
@@ -159,7 +160,9 @@ func TestOpen_CardOfAWorker(t *testing.T) {
 	}{
 		"constant": {func(c *wire.Card) {
 			c.Mu, c.ConstantMu, c.ConditioningTokenBytes = model.MuConstant, 0.75, c.ConditioningBytes
+			c.Scheduler = `{"_class_name": "DDIMScheduler"}`
 		}, ""},
+		"no JSON":  {func(c *wire.Card) { c.Scheduler = "{" }, `scheduler: "{"; must be JSON`},
 		"boundary": {func(c *wire.Card) { c.BoundaryRatio = 1 }, "boundary_ratio: 1; must be between 0 and 1"},
 		"stray":    {func(c *wire.Card) { c.ConstantMu = 0.75 }, "mu_constant: 0.75; must be finite"},
 		"infinite": {func(c *wire.Card) { c.Mu, c.ConstantMu = model.MuConstant, math.Inf(1) }, "mu_constant: +Inf"},
@@ -177,7 +180,7 @@ func TestOpen_CardOfAWorker(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c := m.Card(); c.Mu != model.MuConstant || c.ConstantMu != 0.75 ||
-			c.ConditioningTokenBytes != c.ConditioningBytes {
+			c.ConditioningTokenBytes != c.ConditioningBytes || !bytes.Contains(c.SchedulerConfig, []byte("DDIM")) {
 			t.Errorf("%s: %+v", name, c)
 		}
 		if err := m.Close(); err != nil {

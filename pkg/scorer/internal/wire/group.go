@@ -22,7 +22,14 @@ func Rate(ctx context.Context, g scorer.Group, name, format string,
 	if err == nil && len(places) > 0 {
 		var reply map[string]any
 		if reply, err = ask(sent, trace); err == nil {
-			rated, err = readGroup(reply, sent.Members)
+			var preferences []scorer.Preference
+			rated, preferences, err = readGroup(reply, sent.Members)
+			for i, x := range preferences {
+				preferences[i].A, preferences[i].B = places[x.A], places[x.B]
+			}
+			if g.Compared != nil {
+				g.Compared(preferences)
+			}
 		}
 	}
 	for k, i := range places {
@@ -99,7 +106,7 @@ func bytesOf(s *schemas.ScoreSample) int {
 
 // readGroup returns the results of the members of a request by a reply: scores by sample_index, or preferences. A reply
 // that names another sample, or one twice, is an error; a member without a score has an error of its own.
-func readGroup(m map[string]any, members []schemas.ScoreMember) ([]scorer.Result, error) {
+func readGroup(m map[string]any, members []schemas.ScoreMember) ([]scorer.Result, []scorer.Preference, error) {
 	place := func(path string, v any) (int, error) {
 		index, err := Number(v)
 		i := slices.IndexFunc(members, func(x schemas.ScoreMember) bool { return float64(x.SampleIndex) == index })
@@ -112,34 +119,39 @@ func readGroup(m map[string]any, members []schemas.ScoreMember) ([]scorer.Result
 	preferences, err2 := List(m, "preferences", -1)
 	switch err := errors.Join(err, err2); {
 	case err != nil:
-		return nil, fmt.Errorf("reply: %w", err)
+		return nil, nil, fmt.Errorf("reply: %w", err)
 	case scores != nil && preferences != nil:
-		return nil, errors.New("reply: scores and preferences; must be one of the two")
+		return nil, nil, errors.New("reply: scores and preferences; must be one of the two")
 	case preferences != nil:
-		return readPreferences(preferences, len(members), place)
+		compared, err := readPreferences(preferences, place)
+		if err != nil {
+			return nil, nil, err
+		}
+		return scorer.WinRates(len(members), compared), compared, nil
 	case scores == nil:
-		return nil, errors.New("reply: neither scores nor preferences nor error; does the function rate whole groups?")
+		return nil, nil, errors.New("reply: neither scores nor preferences nor error; does the function rate whole " +
+			"groups?")
 	}
 	out, seen := make([]scorer.Result, len(members)), make([]bool, len(members))
 	for k, v := range scores {
 		path := fmt.Sprintf("scores[%d]", k)
 		x, ok := v.(map[string]any)
 		if !ok {
-			return nil, fmt.Errorf("reply: %s: %s; must be a map of sample_index and score", path, Show(v))
+			return nil, nil, fmt.Errorf("reply: %s: %s; must be a map of sample_index and score", path, Show(v))
 		}
 		i, err := place(path+".sample_index", x["sample_index"])
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if seen[i] {
-			return nil, fmt.Errorf("reply: %s.sample_index: %d; comes twice", path, members[i].SampleIndex)
+			return nil, nil, fmt.Errorf("reply: %s.sample_index: %d; comes twice", path, members[i].SampleIndex)
 		}
 		seen[i] = true
 		failure, err := Text(x, "error")
 		detail, err2 := Text(x, "detail")
 		switch err := errors.Join(err, err2); {
 		case err != nil:
-			return nil, fmt.Errorf("reply: %s.%w", path, err)
+			return nil, nil, fmt.Errorf("reply: %s.%w", path, err)
 		case failure != "":
 			out[i].Err = fmt.Errorf("worker: %s", Quote(failure))
 		default:
@@ -155,11 +167,11 @@ func readGroup(m map[string]any, members []schemas.ScoreMember) ([]scorer.Result
 			out[i].Err = fmt.Errorf("reply: no score of sample %d", members[i].SampleIndex)
 		}
 	}
-	return out, nil
+	return out, nil, nil
 }
 
-// readPreferences returns the win rates of n members.
-func readPreferences(list []any, n int, place func(path string, v any) (int, error)) ([]scorer.Result, error) {
+// readPreferences returns what compares members, by their places.
+func readPreferences(list []any, place func(path string, v any) (int, error)) ([]scorer.Preference, error) {
 	if len(list) > schemas.MaxPreferences {
 		return nil, fmt.Errorf("reply: %d preferences; must be at most %d", len(list), schemas.MaxPreferences)
 	}
@@ -183,5 +195,5 @@ func readPreferences(list []any, n int, place func(path string, v any) (int, err
 		}
 		out[k] = scorer.Preference{A: a, B: b, P: p}
 	}
-	return scorer.WinRates(n, out), nil
+	return out, nil
 }

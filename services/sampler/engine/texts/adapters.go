@@ -56,6 +56,11 @@ func (e *Served) With(ctx context.Context, c engine.Change) (engine.Network, err
 	if c.Full != nil && e.adapters != nil && e.adapters.Tensors == nil {
 		return nil, engine.Refuse("weights: given; %s", e.facts().NoWhole())
 	}
+	if _, own := e.adapters.Tensors["lm_head.weight"]; c.Full != nil && !own && e.pool.Facts().KeepsHead {
+		return nil, engine.Refuse("weights: the model's head is its embedding (tie_word_embeddings), and %s on a CPU "+
+			"keeps the head that it was started with; serve a checkpoint with an lm_head.weight of its own, or push "+
+			"an adapter", e.facts().Name)
+	}
 	c, err := e.adapters.Fit(e, c)
 	if err == nil {
 		err = engine.Away(e.pool) // before anything large is written

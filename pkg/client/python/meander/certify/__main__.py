@@ -36,10 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 0
         findings = _trainer(o) if o.command == "trainer" else _engine(o)
     except (ValueError, ImportError, OSError) as fault:
-        hint = ""
-        if isinstance(fault, ImportError) and "pip install" not in str(fault):
-            extra = o.subject if o.subject in ("trl", "verl") else "train"
-            hint = f"; pip install 'meander-rl[{extra}]' has what meander needs"
+        extra = o.subject if o.subject in ("trl", "verl") else "train"
+        hint = f"; pip install 'meander-rl[{extra}]' has what meander needs" if isinstance(fault, ImportError) else ""
+        hint = "" if "pip install" in str(fault) else hint
         print(f"certify: {fault}{hint}", file=sys.stderr)
         return 2
     print(report.text(findings, o.format))

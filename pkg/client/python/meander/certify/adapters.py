@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
-import importlib.util
+import importlib
 import pathlib
+import runpy
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -138,7 +139,7 @@ def meander() -> Iterator[Judged]:
 
 def flow_grpo(folder: str) -> Iterator[Judged]:
     """The step of a checkout of flow_grpo."""
-    module = _file(pathlib.Path(folder) / "flow_grpo/diffusers_patch/sd3_sde_with_logprob.py")
+    module = _file(f"{folder}/flow_grpo/diffusers_patch/sd3_sde_with_logprob.py")
 
     def sde(x: Any, v: Any, next: Any, sigmas: Any, step: int, noise_level: float) -> Any:
         scheduler = types.SimpleNamespace(sigmas=sigmas.float(), index_for_timestep=lambda t: int(t))
@@ -150,27 +151,22 @@ def flow_grpo(folder: str) -> Iterator[Judged]:
 
 def diffusion_nft(folder: str) -> Iterator[Judged]:
     """The steps of a checkout of DiffusionNFT."""
-    module = _file(pathlib.Path(folder) / "flow_grpo/diffusers_patch/solver.py")
+    module = _file(f"{folder}/flow_grpo/diffusers_patch/solver.py")
 
-    def step(name: str) -> Callable[..., Any]:
-        def of(x: Any, v: Any, next: Any, sigmas: Any, step: int, noise_level: float) -> Any:
-            rows = (t.float()[None] for t in (v, x))
-            out = getattr(module, name)(*rows, noise_level, sigmas.float(), step, next.float()[None])
-            return out[2]
+    for name, title in (("flow_grpo_step", "transitions/sde"), ("dance_grpo_step", "transitions/dance_sde")):
 
-        return of
+        def of(
+            x: Any, v: Any, next: Any, sigmas: Any, step: int, noise_level: float, take: Any = getattr(module, name)
+        ) -> Any:
+            return take(v.float()[None], x.float()[None], noise_level, sigmas.float(), step, next.float()[None])[2]
 
-    yield "DiffusionNFT flow_grpo_step", "transitions/sde", step("flow_grpo_step")
-    yield "DiffusionNFT dance_grpo_step", "transitions/dance_sde", step("dance_grpo_step")
+        yield f"DiffusionNFT {name}", title, of
 
 
-def _file(path: pathlib.Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
+def _file(path: str) -> Any:
+    if not pathlib.Path(path).is_file():
         raise ValueError(f"{path}: no such file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return types.SimpleNamespace(**runpy.run_path(path))
 
 
 ADAPTERS: dict[str, Callable[..., Iterator[Judged]]] = {
@@ -185,7 +181,7 @@ def own(spec: str) -> tuple[str, Callable[..., Any]]:
     if not place or not name:
         raise ValueError(f"{spec!r}; must be one of {', '.join(ADAPTERS)}, or FILE.py:NAME")
     try:
-        module = _file(pathlib.Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _file(place) if place.endswith(".py") else importlib.import_module(place)
         found = getattr(module, name)
     except (ImportError, AttributeError) as e:
         raise ValueError(f"{spec}: {e}") from e

@@ -387,7 +387,7 @@ class _Measured:
             rows[k] = self.ask(0)
             if k:
                 moved = differences(before, rows[k])
-                says = ", ".join(f"{name} moves by {by:.1e}" for name, by in moved.items())
+                says = ", ".join(f"{name} moves by {by:.1e}" for name, by in moved.items()).replace("inf", "its length")
                 yield self.finding(f"update {k}", "agrees" if any(moved.values()) else "differs", says)
             before = rows[k]
         yield self.alike("update 0 again", [(self.rows[0], before)])

@@ -29,27 +29,21 @@ STEPS = 8
 """How many steps an image takes."""
 
 
-class Adapter:
+class Adapter(contextlib.ExitStack):
     """What adapters share: a model's folder, by which another program computes, and folders of LoRAs to update to."""
 
     says: dict[str, Any] = {}
     """What it claims; images and texts draw, where it has them."""
     images: Any = None
-    """Draws images of prompts and seeds."""
     texts: Any = None
-    """Draws texts of prompts and seeds, at a temperature and with top_k."""
+    now = 0
+    """Which weights it serves."""
 
     def __init__(self, where: str, model: str = "", adapters: Sequence[str] = ()):
+        super().__init__()
         self.where, self.model, self.adapters = where, model, [str(pathlib.Path(a).resolve()) for a in adapters]
         self.says = {**type(self).says, "weights": len(self.adapters)}
         self.lacks: tuple[str, ...] = () if self.adapters else ("update",)
-        self.stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Adapter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
 
     @functools.lru_cache(4)
     def network(self, weights: int) -> Any:
@@ -68,10 +62,6 @@ class Adapter:
         out = made(self.model, c["r"], c["lora_alpha"], tuple(c["target_modules"]))
         out.load(load_file(folder / "adapter_model.safetensors"))
         return out
-
-    def update(self, weights: int) -> None:
-        """Serves one of the adapters, or the weights at the start."""
-        raise NotImplementedError
 
     def template(self, prompt: str) -> list[int]:
         """The ids of a prompt in the template of the model's folder."""
@@ -107,12 +97,12 @@ class Lane(Adapter):
         if not where.startswith("nats://"):
             self.lane, self.url = "", f"127.0.0.1:{_free()}"
             self.model = model or where
-            self.store = self.stack.enter_context(tempfile.TemporaryDirectory())
-            self.stack.callback(lambda: self._stop(self.process))
+            self.store = self.enter_context(tempfile.TemporaryDirectory())
+            self.callback(lambda: self._stop(self.process))
             self._start()
         else:
             self.lacks += ("restart",)
-        self.client = self.stack.enter_context(sync.connect(f"nats://{self.url}"))
+        self.client = self.enter_context(sync.connect(f"nats://{self.url}"))
         self.sync, self.policy = sync.policy, _until(lambda: sync.policy.policy(self.client, self.lane), 60)
         self.lane = self.policy["lane"]
         if self.policy.get("text"):
@@ -278,26 +268,26 @@ class Pipeline(Adapter):
 
 
 class OpenAI(Adapter):
-    """A server of completions with log-probs by ids, http://HOST:PORT/v1, as vLLM's. Prompts go out as ids, in the
-    template of --model."""
+    """A server of completions with log-probs by ids, http://HOST:PORT/v1, as vLLM's, in the template of its own."""
 
     says = {"reduce": "each"}
+    expected = Adapter.logits
+    pauses = ("/pause?mode=keep", "/resume")
 
     def texts(self, prompts: Sequence[str], seeds: Sequence[int], temperature: float, top_k: int) -> list[Row]:
-        return list(pool(self._text, prompts, seeds, [temperature] * len(seeds), [top_k] * len(seeds)))
+        return list(pool(lambda p, s: self._text(p, s, temperature, top_k), prompts, seeds))
 
     def _text(self, prompt: str, seed: int, temperature: float, top_k: int) -> Row:
-        asked = {"messages": [{"role": "user", "content": prompt}], "model": self._served(), "seed": seed}
-        how = {"temperature": temperature, "top_k": top_k, "max_tokens": 16, "logprobs": True, "return_token_ids": True}
+        models = json.loads(_post(f"{self.where}/models"))["data"]
+        model = f"certify-{self.now}" if self.now else next(m["id"] for m in models if not m.get("parent"))
+        asked = {"messages": [{"role": "user", "content": prompt}], "model": model, "seed": seed, "top_k": top_k}
+        how = {"temperature": temperature, "max_tokens": 16, "logprobs": True, "return_token_ids": True}
         answer = json.loads(_post(f"{self.where}/chat/completions", asked | how))
         told = answer["choices"][0]
+        if "prompt_token_ids" not in answer:
+            raise ValueError(f"{self.where}: no token ids, which vLLM gives; a server of SGLang is sglang=http://...")
         return {"prompt": answer["prompt_token_ids"], "ids": told["token_ids"],
                 "log_probs": [t["logprob"] for t in told["logprobs"]["content"]]}  # fmt: skip
-
-    def _served(self) -> str:
-        weights = getattr(self, "now", 0)
-        found = json.loads(_post(f"{self.where}/models"))["data"]
-        return f"certify-{weights}" if weights else next(m["id"] for m in found if not m.get("parent"))
 
     def update(self, weights: int) -> None:
         if weights:
@@ -305,9 +295,35 @@ class OpenAI(Adapter):
             _post(f"{self.where}/load_lora_adapter", of)
         self.now = weights
 
-    def expected(self, row: Row, weights: int) -> Any:
-        """What torch computes of a row, of the model's folder and one of the adapters."""
-        return self.logits(row, weights)
+    def pause(self, call: Callable[[], Row]) -> Row:
+        """Calls while the server is paused, and lets it go on."""
+        with concurrent.futures.ThreadPoolExecutor() as executor:
+            _post(self.where.removesuffix("/v1") + self.pauses[0], {})
+            waits = executor.submit(call)
+            _post(self.where.removesuffix("/v1") + self.pauses[1], {})
+            return waits.result()
+
+
+class SGLang(OpenAI):
+    """A server of SGLang, sglang=http://HOST:PORT. Prompts go out as ids, in the template of --model."""
+
+    pauses = ("/pause_generation", "/continue_generation")
+
+    def _text(self, prompt: str, seed: int, temperature: float, top_k: int) -> Row:
+        ids = self.template(prompt)
+        how = {"temperature": temperature, "top_k": top_k, "sampling_seed": seed, "max_new_tokens": 16}
+        asked: Any = {"input_ids": ids, "return_logprob": True, "sampling_params": how}
+        asked |= {"lora_path": f"certify-{self.now}"} if self.now else {}
+        told = json.loads(_post(f"{self.where}/generate", asked))["meta_info"]["output_token_logprobs"]
+        return {"prompt": ids, "ids": [t[1] for t in told], "log_probs": [t[0] for t in told]}
+
+    def update(self, weights: int) -> None:
+        if weights:
+            of = {"lora_name": f"certify-{weights}", "lora_path": self.adapters[weights - 1]}
+            with contextlib.suppress(OSError):  # there is none
+                _post(f"{self.where}/unload_lora_adapter", of)
+            _post(f"{self.where}/load_lora_adapter", of)
+        self.now = weights
 
 
 class SGLangDiffusion(Adapter):
@@ -341,7 +357,7 @@ class SGLangDiffusion(Adapter):
 
 
 ENGINES: dict[str, Callable[..., Any]] = {
-    "lane": Lane, "diffusers": Pipeline, "openai": OpenAI, "sglang-diffusion": SGLangDiffusion
+    "lane": Lane, "diffusers": Pipeline, "openai": OpenAI, "sglang": SGLang, "sglang-diffusion": SGLangDiffusion
 }
 """The engines by name: NAME=WHERE."""
 

@@ -69,15 +69,12 @@ def explain(
     assert base is not None
     if exact >= 0 and all(near(m, b, max(exact, tolerance)) for m, b in zip(measured, base)):
         return [("", AS_IT_IS)]
-    for n, said in s.inputs.items():
-        for c in said.get("choices", ()):
-            chosen = Change(f"{n} is {c}", functools.partial(_with, {n: c}))
-            if any(i[n] != c for i in inputs) and _first(of, inputs, chosen, measured, tolerance):
-                return [(chosen.words, chosen)]
+    for n, c in ((n, c) for n, said in s.inputs.items() for c in said.get("choices", ())):
+        chosen = Change(f"{n} is {c}", lambda i, anchor, n=n, c=c: i | {n: c})  # type: ignore[misc]
+        if any(i[n] != c for i in inputs) and _first(of, inputs, chosen, measured, tolerance):
+            return [(chosen.words, chosen)]
     names = [quantities(s, i) for i in inputs]
-    if words := _relation(measured, base, names, tolerance, free=True):
-        return [(words.removesuffix("; "), AS_IT_IS)]
-    if words := _shifted(measured, base, names, tolerance) or "":
+    if words := _relation(measured, base, names, tolerance, True) or _shifted(measured, base, names, tolerance):
         return [(words.removesuffix("; "), AS_IT_IS)]
     singles: list[tuple[Change, list[Floats]]] = []
     for change in changes(s, inputs):
@@ -96,10 +93,6 @@ def explain(
         if _first(of, inputs, a + b, measured, tolerance):
             return [((a + b).words, a + b)]
     return []
-
-
-def _with(put: Values, i: Values, anchor: Values) -> Values:
-    return i | put
 
 
 def _all(of: Of, inputs: Iterable[Values], change: Change) -> list[Floats] | None:
@@ -125,9 +118,6 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
 
     def put(name: str, value: Callable[..., object]) -> Changed:
         return lambda i, anchor: i | {name: value(read(i, name), anchor)}
-
-    def swapped(a: str, b: str) -> Changed:
-        return lambda i, anchor: i | {a: read(i, b), b: read(i, a)}
 
     for name, (of, said) in s.uses.items():
         shape, is_count = said.get("shape", ""), said.get("shape") in ("count", "index")
@@ -157,15 +147,16 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
             for by in (-1, 1):
                 words = f"{name} is {'behind' if by > 0 else 'ahead'} by one place"
                 yield Change(words, put(name, lambda x, _, by=by: np.roll(x, by, axis=-1)))
-                yield Change(f"{words}, its end repeated", put(name, lambda x, _, by=by: _moved(x, by)))
+                yield Change(f"{words}, its end repeated", put(name, lambda x, _, by=by: np.take(
+                    x, np.arange(x.shape[-1]) - by, axis=-1, mode="clip")))  # fmt: skip
             if shape.startswith("[G,"):
                 yield Change(f"all groups of {name} are one", put(name, lambda x, _: x.reshape(1, -1)))
-            if all(_binary(c[of]) for c in cases):
+            if all(np.isin(c[of], (0, 1)).all() for c in cases):
                 yield Change(f"{name} is complemented", put(name, lambda x, _: 1 - x))
     for a, b in itertools.permutations(arrays, 2):
         if arrays[a] == arrays[b] and bases[a] != bases[b]:
             if a < b:
-                yield Change(f"{a} and {b} are swapped", swapped(a, b))
+                yield Change(f"{a} and {b} are swapped", lambda i, _, a=a, b=b: i | {a: read(i, b), b: read(i, a)})  # type: ignore[misc]
             yield Change(f"{b} stands for {a}", put(a, lambda x, anchor, b=b: read(anchor, b)))
 
 
@@ -176,22 +167,14 @@ _OTHERWISE: dict[str, Callable[[float], float]] = {
 }  # fmt: skip
 
 
-def _moved(x: Floats, by: int) -> Floats:
-    return np.concatenate([x[..., :1], x[..., :-1]] if by > 0 else [x[..., 1:], x[..., -1:]], axis=-1)
-
-
-def _binary(x: object) -> bool:
-    return bool(np.isin(np.asarray(x), (0, 1)).all())
-
-
 def quantities(s: Set, inputs: Values) -> dict[str, float]:
     """The sizes and settings of a case that a factor or a constant may follow, by name."""
-    out: dict[str, float] = {}
+    out = s.scale_of(inputs)
     for name, said in s.inputs.items():
         shape, x = said.get("shape", ""), inputs[name]
         if shape.startswith("[") and shape != "[]":
             out |= {axis: float(n) for axis, n in zip(shape[1:-1].split(","), np.shape(x)) if axis.isalpha()}
-            if _binary(x):
+            if np.isin(x, (0, 1)).all():
                 out[f"the sum of {name}"] = float(np.sum(x))
         elif shape == "[]" and x > 0:
             out[name] = float(x)
@@ -200,8 +183,7 @@ def quantities(s: Set, inputs: Values) -> dict[str, float]:
             out |= {"sigma": sigma, "sigma_next": then, "the step of sigma": sigma - then}
     for axis in [a for a in out if len(a) == 1 and out[a] > 1]:
         out[f"({axis} - 1) / {axis}"] = (out[axis] - 1) / out[axis]
-    extra = s.scale_of(inputs)
-    return {k: v for k, v in (out | extra).items() if v > 0 and v != 1}
+    return {k: v for k, v in out.items() if v > 0 and v != 1}
 
 
 def _equal(measured: Sequence[Floats], found: Sequence[Floats], _: object, tolerance: float) -> str | None:
@@ -227,17 +209,14 @@ def _relation(
         return None
     if _equal(measured, found, names, tolerance) is not None:
         return ""
-    if all(np.abs(m).max() <= tolerance for m in measured):
+    if all(np.abs(m).max() <= tolerance for m in measured) or not all(np.isfinite(f).all() for f in found):
         return None  # of 0 everything is a multiple
-    if not all(np.isfinite(f).all() for f in found):
-        return None
     pairs = [(m.ravel(), f.ravel()) for m, f in zip(measured, found)]
     factors = [float(m @ f / (f @ f)) if (f @ f) else 0.0 for m, f in pairs]
     if all(near(m, k * f, tolerance) for k, (m, f) in zip(factors, pairs)) and all(factors):
         certain = [k for k, (_, f) in zip(factors, pairs) if np.abs(f).max() > 1e3 * tolerance]
         names_of = [n for n, (_, f) in zip(names, pairs) if np.abs(f).max() > 1e3 * tolerance]
-        said = _named(certain, names_of, max(1e-6, 100 * tolerance), free and all(m.size > 2 for m, _ in pairs))
-        if said:
+        if said := _named(certain, names_of, max(1e-6, 100 * tolerance), free and all(m.size > 2 for m, _ in pairs)):
             return said if said.endswith("sign; ") else f"{said} times the formula; "
     offsets = [float((m - f).mean()) for m, f in pairs]
     if all(near(m - d, f, tolerance) for d, (m, f) in zip(offsets, pairs)):
@@ -245,17 +224,12 @@ def _relation(
     return None
 
 
-def _same(x: Sequence[float], y: Sequence[float], tolerance: float) -> bool:
-    return all(abs(a - b) <= tolerance * max(abs(b), 1e-12) for a, b in zip(x, y))
-
-
 def _named(factors: Sequence[float], names: Sequence[dict[str, float]], tolerance: float, free: bool) -> str | None:
     """A factor of each case in words; None: it follows nothing, unless it is free to."""
     if not factors:
         return None
-    sign = "minus " if factors[0] < 0 else ""
-    sizes = [abs(k) for k in factors]
-    constant = _same(sizes, [sizes[0]] * len(sizes), tolerance)
+    sign, sizes = "minus " if factors[0] < 0 else "", [abs(k) for k in factors]
+    constant = all(abs(k - sizes[0]) <= tolerance * max(sizes[0], 1e-12) for k in sizes)
     if not all((k < 0) == (factors[0] < 0) and 1e-6 < abs(k) < 1e6 for k in factors):
         return None
     if constant and abs(sizes[0] - 1) <= tolerance:

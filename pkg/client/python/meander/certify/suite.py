@@ -113,8 +113,8 @@ def _values(of: Mapping[str, Any]) -> Values:
     return {k: np.asarray(v, np.float64) if isinstance(v, list) else v for k, v in of.items()}
 
 
-def _surrogate(r: Floats, a: Floats, low: float, high: float) -> Floats:
-    return np.asarray(np.maximum(-a * r, -a * np.clip(r, low, high)))
+def _surrogate(r: Floats, a: Floats, low: float, high: float, clipped: Floats | None = None) -> Floats:
+    return np.asarray(np.maximum(-a * r, -_or(clipped, a) * np.clip(r, low, high)))
 
 
 def _ppo(
@@ -134,11 +134,6 @@ def _or(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
-def _gspo(log_prob: Floats, old: Floats, advantages: Floats, clip_low: float, clip_high: float) -> Floats:
-    r = np.exp((log_prob - old).mean(axis=1))
-    return np.asarray(np.mean(_surrogate(r, advantages, 1 - clip_low, 1 + clip_high)))
-
-
 def _dppo(
     log_prob: Floats, old: Floats, advantages: Floats, weights: Floats, mean: Floats, old_mean: Floats,
     noise_std: float, kl_mask_threshold: float,
@@ -146,11 +141,6 @@ def _dppo(
     r = np.exp(log_prob - old)
     far = loss.image_kl(mean, old_mean, noise_std) >= kl_mask_threshold
     return np.asarray(np.mean(np.where(far & ((r - 1) * advantages > 0), 0, -advantages * r * weights)))
-
-
-def _dpo(log_prob: Floats, base: Floats, dpo_beta: float) -> Floats:
-    gain = dpo_beta * (log_prob - base)
-    return np.asarray(np.mean(np.logaddexp(0, gain[:, 1] - gain[:, 0])))
 
 
 def _nft(
@@ -175,7 +165,7 @@ def _grpo_tokens(
 ) -> Floats:
     d, r = reference - _or(kl_log_prob, log_prob), np.exp(_or(ratio_log_prob, log_prob) - old)
     free, clipped = _or(free_advantages, advantages)[:, None], _or(clipped_advantages, advantages)[:, None]
-    losses, summed = np.maximum(-free * r, -clipped * np.clip(r, 1 - clip_low, 1 + clip_high)), _or(sum_mask, mask)
+    losses, summed = _surrogate(r, free, 1 - clip_low, 1 + clip_high, clipped), _or(sum_mask, mask)
     losses, count = losses * summed + beta * (np.expm1(d) - d) * _or(kl_mask, summed), _or(count_mask, mask)
     if reduce == "sample_mean":
         return np.asarray(np.mean(losses.sum(axis=1) / np.maximum(count.sum(axis=1), 1)))
@@ -217,9 +207,7 @@ def _dynamic(
 ) -> Floats:
     mu = base_shift + (max_shift - base_shift) / (max_tokens - base_tokens) * (tokens - base_tokens)
     sigmas = _static(steps, float(np.exp(mu)) if time_shift == "exponential" else mu, "linspace")[:-1]
-    if terminal:
-        sigmas = 1 - (1 - sigmas) * (1 - terminal) / (1 - sigmas[-1])
-    return np.append(sigmas, 0)
+    return np.append(1 - (1 - sigmas) * (1 - terminal) / (1 - sigmas[-1]) if terminal else sigmas, 0)
 
 
 def _guided(rule: str) -> Callable[..., Floats]:
@@ -234,11 +222,11 @@ def _guided(rule: str) -> Callable[..., Floats]:
 
 
 def _group_relative(
-    rewards: Floats, std: str, ddof: str, epsilon: float, centre_rewards: Floats | None = None
+    rewards: Floats, std: str = "none", ddof: str = "0", epsilon: float = 0, centre_rewards: Floats | None = None
 ) -> Floats:
     off = rewards - _or(centre_rewards, rewards).mean(axis=1, keepdims=True)
     if std == "none":
-        return off
+        return np.asarray(off)
     of: Any = {"axis": 1, "keepdims": True} if std == "group" else {}
     return np.asarray(off / (rewards.std(ddof=int(ddof), **of) + epsilon))
 
@@ -256,24 +244,21 @@ def _token(
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {
-    "losses/ppo": _ppo, "losses/grpo_guard": _ppo,
-    "losses/flow_dppo": _dppo, "losses/gspo": _gspo, "losses/dpo": _dpo, "losses/diffusion_nft": _nft,
+    "losses/ppo": _ppo, "losses/grpo_guard": _ppo, "losses/flow_dppo": _dppo, "losses/diffusion_nft": _nft,
+    "losses/gspo": lambda log_prob, old, advantages, clip_low, clip_high: np.mean(_surrogate(
+        np.exp((log_prob - old).mean(axis=1)), advantages, 1 - clip_low, 1 + clip_high)),
+    "losses/dpo": lambda log_prob, base, dpo_beta: np.mean(np.logaddexp(
+        0, dpo_beta * (log_prob - base) @ np.array([-1.0, 1.0]))),
     "losses/grpo_tokens": _grpo_tokens,
-    "losses/diffusion_opd": lambda mean, teacher_mean, noise_std: (
-        np.mean((mean - teacher_mean) ** 2) / (2 * noise_std**2)
-    ),
+    "losses/diffusion_opd": lambda mean, teacher_mean, noise_std: np.mean(loss.image_kl(mean, teacher_mean, noise_std)),
     **{f"transitions/{t}": _log_prob(t) for t, is_ in TRANSITIONS.items() if is_.get("stochastic")},
     "transitions/ode": lambda x, v, sigmas, step: x + (sigmas[step + 1] - sigmas[step]) * v,
     "schedules/static": _static, "schedules/dynamic": _dynamic,
     "noise/philox": lambda seed, step, count: noise.normals(seed, step, count).astype(np.float64),
     **{f"guidance/{r}": _guided(r) for r in ("plain", "norm_of_tokens", "norm_clamped", "deviation")},
     "advantages/flow_grpo": _group_relative,
-    "advantages/rloo": lambda rewards: (rewards - rewards.mean(axis=1, keepdims=True)) * (
-        rewards.shape[1] / (rewards.shape[1] - 1)
-    ),
-    "advantages/gpg": lambda rewards: (rewards - rewards.mean(axis=1, keepdims=True)) * (
-        rewards.size / np.count_nonzero(rewards)
-    ),
+    "advantages/rloo": lambda rewards: _group_relative(rewards) * rewards.shape[1] / (rewards.shape[1] - 1),
+    "advantages/gpg": lambda rewards: _group_relative(rewards) * (rewards.size / np.count_nonzero(rewards)),
     "tokens/log_prob": _token,
 }  # fmt: skip
 """The formula of each set."""

@@ -14,15 +14,14 @@ import re
 import secrets
 import ssl
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import nats
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
-from nats.protocol.parser import AWAITING_CONTROL_LINE, CRLF_SIZE, Parser
 
 from .._version import __version__
+from .wire import BulkParser, Take
 
 _log = logging.getLogger("meander")
 _SEED = re.compile(r"^\s*(SU[A-Z2-7]{56})\s*$", re.MULTILINE)
@@ -133,34 +132,6 @@ class ClearText(Exception):
     """The connection should use TLS, but would not be encrypted."""
 
 
-_SMALL = 64 << 10  # bytes of a message that waits for its end as it is; larger ones would be copied too often
-_BULK = re.compile(rb"HMSG \S+ (\d{1,9}) (\d{1,9}) (\d{1,9})\r\n")
-
-
-class _Parser(Parser):
-    """Gives messages that are in what was read as a whole to who takes them in bulk. The library copies what is left of
-    it twice for each message, and makes an object of all headers: of small steps that takes half of the time."""
-
-    async def parse(self, data: bytes = b"") -> None:
-        """As the library's."""
-        nc: _Connection = self.nc
-        if nc.bulk and self.state == AWAITING_CONTROL_LINE:
-            data, at = bytes(self.buf) + data, 0
-            while (m := _BULK.match(data, at)) and (take := nc.bulk.get(int(m[1]))):
-                body, end = m.end() + int(m[2]), m.end() + int(m[3])
-                if len(data) < end + CRLF_SIZE:
-                    if end - at < _SMALL:
-                        self.buf = bytearray(data[at:])
-                        return
-                    break
-                take(data[body:end], data[m.end() : body])
-                at = end + CRLF_SIZE
-                nc.stats["in_msgs"] += 1
-                nc.stats["in_bytes"] += end - body
-            self.buf, data = bytearray(), data[at:]
-        await super().parse(data)
-
-
 class _Connection(NATS):
     """Outlives an answer to a ping that was given up. The library's own would not read on, and nothing would say so."""
 
@@ -168,9 +139,9 @@ class _Connection(NATS):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bulk: dict[int, Callable[[bytes, bytes | None], None]] = {}
+        self.bulk: dict[int, Take] = {}
         """By the number of a subscription: what takes its messages, data and raw headers, as they arrive."""
-        self._ps = _Parser(self)
+        self._ps = BulkParser(self)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         """As the library's, which parses all headers of a message, queues it and wakes a task: of small steps that

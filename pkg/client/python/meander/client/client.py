@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 import nats
+import numpy as np
 import numpy.typing as npt
 from nats.aio.client import Client as NATS
 from nats.aio.msg import Msg
@@ -29,6 +30,7 @@ from ..data.batch import Group, Keep, Sample
 from .control import Controls, Refused
 from .cursor import PatientJetStream
 from .discovery import discoverable
+from ..data.memory import empty
 from ..data.events import (
     ADVANTAGE, BATCH, PREFIX, STAGE, STEP, TOKENS, TRAJECTORY, UPDATE, AnyEvent, Event, EventError, Gone,
     by_name, checked, decode, fault, fitting, name_of, tensor,
@@ -521,7 +523,9 @@ class Client(Controls, Files, Teachers, Updates, Verdicts):
                     pieces.append((await self.js.get_last_msg("MDR_STEPS", f"{subject}.{k}")).data or b"")
                 except NotFoundError:
                     raise Gone(f"{subject}.{k}: a part of a tensor is no longer stored") from None
-            t["data"] = checked(b"".join(pieces), parts)
+            whole = empty((sum(map(len, pieces)),))
+            np.concatenate([np.frombuffer(p, np.uint8) for p in pieces], out=whole)
+            t["data"] = checked(whole.data.toreadonly(), parts)
 
     async def blob(self, ref: AnyEvent) -> bytes:
         """Returns an object of the blob bucket, checked against its digest. Gone: it is not there, or not whole."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .events import SETTINGS, TRANSITIONS, AnyEvent, EventError, check_uses, tensor
+from .memory import empty
 from .micro import Completing, Micro
 from .states import NAMES as STATES
 from .states import States, pinned
@@ -574,7 +575,7 @@ class Batch(Mapping[str, Any]):
             for index in (i for step in steps for i in (step, step + 1)):
                 if index not in has:
                     s.latents(index)  # raises
-        return States(at, w, shape, kept, pinned if self.pin else np.zeros)
+        return States(at, w, shape, kept, pinned if self.pin else empty)
 
     def _facts(self) -> dict[str, Array]:
         """Builds the arrays with one value for each sample."""

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import contains
@@ -37,6 +38,8 @@ Event = dict[str, Any]
 """A decoded event: values by the names of the contract, which meander.contract has with their types."""
 AnyEvent = Mapping[str, Any]
 """An event that is only read: a plain dict, or one with types."""
+Bytes = bytes | memoryview
+"""Bytes, or a view of some that is not written to."""
 
 
 def name_of(field: str, value: Any) -> str:
@@ -113,7 +116,7 @@ _BLAKE3 = "blake3:"
 _PLAIN = {str, int, float, bool, type(None)}  # values without parts
 
 
-def has_digest(data: bytes, digest: str) -> bool:
+def has_digest(data: Bytes, digest: str) -> bool:
     """Says whether bytes have a digest, by the algorithm that it names."""
     if digest.startswith(_BLAKE3):
         return bool(_BLAKE3 + blake3(data).hexdigest() == digest)
@@ -132,17 +135,42 @@ def payload_digest(data: bytes, event: Event) -> str:
 
 
 _PREFIX = 32
+_LARGE = 64 << 10  # bytes of a byte string that is not copied
+_BIN = re.compile(rb"\xc6(\x00[\x01-\x80]..)", re.DOTALL)  # what a large one begins with, and its size
+_MARK = os.urandom(12)  # what stands for large ones: nobody can have it in an event
 
 
-def _is_payload(data: bytes, held: list[bytes], digest: str) -> bool:
-    """Whether an event's bytes have a payload_digest, where held are its byte strings in order. It looks for their
-    content, so False may be said of some that have it."""
+def _lifted(data: Bytes) -> tuple[bytes, dict[bytes, memoryview]]:
+    """The bytes of an event with a mark in place of each large byte string, and these by their marks. Where an event
+    has these marks as byte strings, each once, and no others, it is the event itself without the large ones: up to the
+    first, both have the same bytes, so what is of one is of the other."""
+    left, held, at, begin = list[Any](), dict[bytes, memoryview](), 0, 0
+    while found := _BIN.search(data, begin):
+        begin, size = found.end(), int.from_bytes(found[1], "big")
+        if begin + size > len(data):
+            begin = found.start() + 1
+            continue
+        mark = _MARK + len(held).to_bytes(4, "big")
+        held[mark] = memoryview(data)[begin : begin + size]
+        left += data[at : begin - 4], len(mark).to_bytes(4, "big"), mark
+        at = begin = begin + size
+    return b"".join([*left, data[at:]]), held
+
+
+def _is_payload(
+    data: bytes, strings: list[bytes], digest: str, large: Mapping[bytes, memoryview] = {}
+) -> bool:  # fmt: skip
+    """Whether an event's bytes have a payload_digest, where strings are its byte strings in order, and large those that
+    were lifted from it. It looks for their content, so False may be said of some that have it."""
     folded, at = list[bytes](), 0
-    for content in held:
+    for content in strings:
         begin = data.find(content[:_PREFIX], at)  # the whole of a state takes long to look for
         if begin < 0 or not data.startswith(content, begin):
             return False
-        folded += data[at:begin], blake3(content).digest()
+        if (whole := large.get(content)) is None:
+            folded += data[at:begin], blake3(content).digest()
+        else:
+            folded += data[at : begin - 4], len(whole).to_bytes(4, "big"), blake3(whole).digest()
         at = begin + len(content)
     folded.append(data[at:])
     return _BLAKE3 + str(blake3(b"".join(folded)).hexdigest()) == digest
@@ -380,9 +408,9 @@ def fault(value: object, spec: Any, field: str = "") -> str:
     return ""
 
 
-def _is_right(value: Any, spec: Any, held: list[bytes]) -> bool:
+def _is_right(value: Any, spec: Any, held: list[tuple[Event, str]]) -> bool:
     """Whether _finite, fault and check_known find nothing, and what fault does for lists that are null. It is quick,
-    and False of some right events too. held gets the byte strings, in order."""
+    and False of some right events too. held gets the maps and names of byte strings, in order."""
     if type(spec) is Form:
         kind = (*value, *map(type, value.values()))
         if (plan := spec.plans.get(kind) or spec.plan(value, kind)) is None:
@@ -392,7 +420,7 @@ def _is_right(value: Any, spec: Any, held: list[bytes]) -> bool:
             value[name] = []
         for name, of in parts:
             if of is bytes:
-                held.append(value[name])
+                held.append((value, name))
             elif type(of) is frozenset:
                 types = set(map(type, value[name]))
                 if float in types and not (types <= _FLOATS and math.isfinite(sum(filter(None, value[name])))):
@@ -417,27 +445,51 @@ def _is_right(value: Any, spec: Any, held: list[bytes]) -> bool:
 _FLOATS = {float, type(None)}
 
 
-def fitting(data: bytes, spec: Event, subject: str, *named: str, digest: str = "", known: str = "") -> Any:
+def fitting(data: Bytes, spec: Event, subject: str, *named: str, digest: str = "", known: str = "") -> Any:
     """A decoded event of that form, whose named fields are the last tokens of its subject, in that order, and whose
     payload_digest is the given one, where one is given. known: what to call it where it has a field that is not known,
     which is an error then."""
-    held = list[bytes]()
-    try:
-        event = _unpacked(data, _once if digest else None)
-        right = bool(known) and _is_right(event, spec, held)
-        if not right:
+    event = _quickly(data, spec, digest) if known else None
+    right = event is not None
+    if event is None:
+        whole = bytes(data)
+        try:
+            event = _unpacked(whole, _once if digest else None)
             _check_finite(event)
-    except EventError as e:
-        raise EventError(f"{subject}: {e}") from None
-    if digest and not (right and _is_payload(data, held, digest)) and payload_digest(data, event) != digest:
-        raise EventError(f"{subject}: it is not the step that the trajectory names")
-    if not right and (wrong := fault(event, spec)):
-        raise EventError(f"{subject}: {wrong}")
+        except EventError as e:
+            raise EventError(f"{subject}: {e}") from None
+        if digest and payload_digest(whole, event) != digest:
+            raise EventError(f"{subject}: it is not the step that the trajectory names")
+        if wrong := fault(event, spec):
+            raise EventError(f"{subject}: {wrong}")
     tokens = subject.split(".")[3:]
     if named and [str(event[f]) for f in named] != tokens[: len(named)]:
         raise EventError(f"{subject}: says that it is of {' '.join(str(event[f]) for f in named)}")
     if known and not right:
         check_known(event, spec, known)
+    return event
+
+
+def _quickly(data: Bytes, spec: Event, digest: str) -> Event | None:
+    """What fitting returns, with views of data in place of large byte strings. None: it must be looked at in full."""
+    if len(data) > MAX_EVENT:
+        return None
+    strings = list[tuple[Event, str]]()
+    left, large = _lifted(data) if len(data) > _LARGE else (bytes(data), {})
+    try:
+        event = _unpacked(left, _once if digest else None)
+    except EventError:
+        return None
+    if not _is_right(event, spec, strings):
+        return None
+    contents = [of[name] for of, name in strings]
+    if digest and not _is_payload(left, contents, digest, large):
+        return None
+    if large:
+        if [c for c in contents if c in large] != list(large):
+            return None
+        for of, name in strings:
+            of[name] = large.get(of[name], of[name])
     return event
 
 
@@ -470,7 +522,7 @@ def stored_tensor(t: AnyEvent) -> np.ndarray:
     return np.frombuffer(data, dtype).reshape(shape)
 
 
-def checked(data: bytes | None, ref: AnyEvent) -> bytes:
+def checked(data: Bytes | None, ref: AnyEvent) -> Bytes:
     """The bytes, if they are those that a reference names."""
     if data is None or len(data) != ref["size"] or not has_digest(data, ref["digest"]):
         raise EventError(f"{len(data or b'')} bytes that are not those of digest {ref['digest']:.12}")

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .events import stored_tensor, widened
+from .memory import empty
 
 if TYPE_CHECKING:
     import torch
@@ -30,19 +31,21 @@ class States:
 
     def __init__(self, at: Sequence[Sequence[int]], w: int, shape: tuple[int, ...],
         kept: Sequence[Mapping[int, list[Any]]],
-        zeros: Callable[[tuple[int, ...], Any], Array] = np.zeros):  # fmt: skip
+        memory: Callable[[tuple[int, ...], Any], Array] = empty):  # fmt: skip
         """at are the indices of the trained steps of each sample, and kept its states by their index. The events give
         up their bytes for the buffer."""
         self.w, self.joined = w, all(list(t) == list(range(t[0], t[0] + w)) for t in at)
         dtypes = {kept[i][k][0]["dtype"] for i, t in enumerate(at) for step in t for k in (step, step + 1)}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else "F32"
-        self.held = zeros((len(at), w + 1 if self.joined else 2 * w, *shape), _STORED[self.dtype])
+        self.held = memory((len(at), w + 1 if self.joined else 2 * w, *shape), _STORED[self.dtype])
         self._wide: Array | None = None
         self._torch: torch.Tensor | None = None
         raw = dict(zip(NAMES, self._views(self.held), strict=True))
         size, same = math.prod(shape) * self.held.itemsize, list(shape)
         rows = {name: views.reshape(*views.shape[:2], -1).view(np.uint8) for name, views in raw.items()}
         for i, t in enumerate(at):
+            for views in raw.values() if len(t) < w else ():
+                views[i, len(t) :] = 0
             for k, step in enumerate(t):
                 for name, index in zip(NAMES, (step, step + 1)):
                     if name == "latents" and k and self.joined:
@@ -82,8 +85,8 @@ class States:
 
 
 def pinned(shape: tuple[int, ...], dtype: Any) -> Array:
-    """Zeros in memory that a GPU copies from beside the computation."""
+    """Memory that a GPU copies from beside the computation."""
     import torch
 
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return np.asarray(torch.zeros(size, dtype=torch.uint8, pin_memory=True).numpy().view(dtype).reshape(shape))
+    return np.asarray(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().view(dtype).reshape(shape))

@@ -14,7 +14,11 @@ from .faults import Fault
 
 if TYPE_CHECKING:
     from .family import Family
+    from .folder import Folder
     from .whole import Pipeline
+
+SCHEDULER = ("scheduler", "scheduler_config.json")
+"""The file of a folder's scheduler."""
 
 WITHOUT_EFFECT: dict[str, str] = {
     **dict.fromkeys(
@@ -142,12 +146,12 @@ def check_pipeline(family: Pipeline) -> None:
                 "config",
                 f"model_index.json: scheduler: {name:.80}; must be a scheduler of diffusers {diffusers.__version__}",
             )
-        folder.read("scheduler", "scheduler_config.json")
+        folder.read(*SCHEDULER)
     if folder.class_name in ACCOUNTED:
         _check_parts(family)
         scheduler = getattr(importlib.import_module("diffusers"), folder.named_class("scheduler"))
-        _refuse_unknown("scheduler/scheduler_config.json", family.scheduler_config, _parameters(scheduler))
-    if family.scheduler_config.get("thresholding"):
+        _refuse_unknown("/".join(SCHEDULER), folder.read(*SCHEDULER), _parameters(scheduler))
+    if folder.read_optional(*SCHEDULER).get("thresholding"):
         raise Fault(
             "config",
             "scheduler/scheduler_config.json: thresholding: true; must be false: samples are what the network predicts",
@@ -173,8 +177,20 @@ def _check_index(family: Family, pipeline: type) -> None:
             )
 
 
+def rounds(folder: Folder) -> bool:
+    """Whether the scheduler of a folder gives its network whole timesteps, such as 599 for a sigma of 0.6."""
+    config = folder.read_optional(*SCHEDULER)
+    name = folder.named_class("scheduler") or str(config.get("_class_name"))
+    try:  # what is wrong with it is said elsewhere
+        scheduler = getattr(importlib.import_module("diffusers"), name).from_config({**config})
+        scheduler.set_timesteps(2, **({"mu": 1.0} if config.get("use_dynamic_shifting") else {}))
+    except Exception:
+        return False
+    return not scheduler.timesteps.is_floating_point()
+
+
 def _check_scheduler(family: Family) -> None:
-    file, config = "scheduler/scheduler_config.json", family.scheduler_config
+    file, config = "/".join(SCHEDULER), family.scheduler_config
     named, own = family.folder.named_class("scheduler"), config.get("_class_name")
     if named and own and named != own:
         raise Fault("config", f"{file}: _class_name: {own!r:.80}; must be {named}, as in model_index.json")
@@ -182,6 +198,11 @@ def _check_scheduler(family: Family) -> None:
         if config.get(key):
             raise Fault("config", f"{file}: {key}: {config[key]!r:.80}; must be false: its sigmas are not computed")
     _refuse_unknown(file, config, {*_OF_SIGMAS, *_OFF, *_OF_SOLVERS})
+    if rounds(family.folder):
+        raise Fault(
+            "config", f"{file}: _class_name: {own!r:.80}; must be FlowMatchEulerDiscreteScheduler or another without "
+            "whole timesteps, which whole pipelines alone are computed by"
+        )  # fmt: skip
 
 
 def _check_encoder(where: str, config: dict[str, Any], cls: Any) -> None:

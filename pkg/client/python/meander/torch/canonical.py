@@ -71,6 +71,16 @@ def suited(scheduler: Any) -> Any:
     return made
 
 
+def of_first_order(scheduler: Any) -> Any:
+    """The scheduler itself, or of a solver the one whose steps are Euler's in canonical coordinates, if any are."""
+    config = scheduler.config
+    if "solver_order" not in config:
+        return scheduler
+    own = {"disable_corrector": [*range(1000)], "algorithm_type": str(config.get("algorithm_type")).removeprefix("sde-")}
+    own = {name: value for name, value in own.items() if name in config}
+    return type(scheduler).from_config(config, solver_order=1, **own)
+
+
 def notes_of(scheduler: Any, made: Any) -> list[str]:
     """What hosts should say of a scheduler that is computed as another one."""
     names, out = [type(s).__name__ for s in (scheduler, made)], []
@@ -160,6 +170,7 @@ class Grid:
         if self.kind == "flow":
             a, b, own = 1 - sigma, sigma, 1 - sigma if self.inverted else sigma
             t = own * float(self.scheduler.config.get("num_train_timesteps", 1000))
+            t = t if self.timesteps.is_floating_point() else int(t)  # as the scheduler rounds
         elif self.kind == "edm":
             a, b = 1.0, sigma / (1 - sigma)
             t = float(self.scheduler.precondition_noise(torch.tensor(b)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .accounts import rounds
 from .family import JOINT_ATTENTION, Family, Prompt, Standardized
 from .faults import Fault
 from .folder import Folder
@@ -128,9 +129,9 @@ FAMILIES: dict[str, type[Family]] = {"QwenImagePipeline": QwenImage, "Krea2Pipel
 
 
 def find(folder: Folder, generic: bool = False, trust: bool = False, own: str = "") -> Family:
-    """Returns the family of a folder: own, FILE.py:NAME; one of FAMILIES; or the generic one, which generic asks for
-    and trust lets take classes that are not tested. Fault of class config: a class that is not computed, or configuration
-    files that have values of another kind."""
+    """Returns the family of a folder: own, FILE.py:NAME; one of FAMILIES; or the generic one, which generic asks for,
+    whole timesteps need, and trust lets take classes that are not tested. Fault of class config: a class that is not
+    computed, or configuration files that have values of another kind."""
     family = FAMILIES.get(folder.class_name)
     try:
         out: Family
@@ -138,7 +139,7 @@ def find(folder: Folder, generic: bool = False, trust: bool = False, own: str = 
             from . import own as of_file
 
             out = of_file.load(own, folder, trust)
-        elif generic or family is None:
+        elif generic or family is None or rounds(folder):
             from .whole import Pipeline
 
             out = Pipeline(folder, trust)

@@ -56,8 +56,6 @@ _OTHER_HALVES = {
 }
 """Parts of the names of tensors that a checkpoint of a text encoder may have beside it, and that no prompt needs."""
 
-_UNIPC, _DPM = "UniPCMultistepScheduler", "DPMSolverMultistepScheduler"
-
 
 @dataclass(frozen=True)
 class Size:
@@ -127,8 +125,6 @@ class Family:
     cfg_rule, negative_prompt, grid, mu = "plain", "", "linspace", "linear"
     """How guidance combines velocities, the default negative_prompt, the grid of sigmas, and mu, the rule of their
     shift."""
-    solver_sigmas = False
-    """Whether the pipeline leaves the sigmas to UniPC in flow mode; else it gives UniPC its own."""
     mu_constant = 0.0
     """mu where the rule is constant."""
     max_tokens, prompts = 512, 1
@@ -147,7 +143,6 @@ class Family:
         self.vae_config = folder.read("vae", "config.json")
         self.scheduler_config = folder.read("scheduler", "scheduler_config.json")
         self.settings = folder.read_optional("meander.json")
-        self.sigma_grid()  # its fault comes before anything is loaded
         self.channels = int(self.config.get("in_channels", 16 * self.packed_by_network)) // self.packed_by_network
         self.scale = self.pixels_per_latent()
 
@@ -207,7 +202,7 @@ class Family:
             "conditioning_bytes": 4 * self.conditioning_elements(),
             # Where every prompt has one length it has one size, too.
             "conditioning_token_bytes": 4 * (self.width() if self.unpadded else self.conditioning_elements()),
-            "grid": self.sigma_grid(),
+            "grid": self.grid,
             "mu": self.mu if dynamic else "none",
             "mu_constant": self.mu_constant if dynamic else 0.0,
             "frames_rule": self.temporal,
@@ -230,20 +225,6 @@ class Family:
     def max_frames(self) -> int:
         """Frames of a sample at most; 1: the family makes images."""
         return 1 if self.temporal == 1 else MAX_FRAMES
-
-    def sigma_grid(self) -> str:
-        """Which sigmas the pipeline takes before it shifts them: see the table of the protocol. Fault of class config:
-        a scheduler that the pipeline does not work with."""
-        name = self.scheduler_config.get("_class_name")
-        if name not in (_UNIPC, _DPM) or not self.scheduler_config.get("use_flow_sigmas"):
-            return self.grid
-        if name == _DPM:
-            raise Fault(
-                "config",
-                f"scheduler/scheduler_config.json: _class_name: {name}; must be FlowMatchEulerDiscreteScheduler or "
-                f"{_UNIPC}: its sigmas are not computed",
-            )
-        return "uni_flow" if self.solver_sigmas else self.grid
 
     def check(self) -> dict[str, int]:
         """Returns the bytes of the weights of each part. Fault of class config: a part that may not be loaded."""

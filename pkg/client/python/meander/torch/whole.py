@@ -60,7 +60,7 @@ class Pipeline(Family):
         """cls is the class of the pipeline; None: the folder names it. Fault of class config: no class of diffusers, or
         one that is not known to work."""
         self.folder, self.settings = folder, folder.read_optional("meander.json")
-        self.scheduler_config = folder.read_optional("scheduler", "scheduler_config.json")
+        self.scheduler_config = folder.read_optional(*accounts.SCHEDULER)
         self.config = folder.read_optional("transformer", "config.json") or folder.read_optional("unet", "config.json")
         self.vae_config = folder.read_optional("vae", "config.json") or folder.read_optional("vqvae", "config.json")
         self.cls = cls or _class_of(folder, trust)
@@ -82,12 +82,26 @@ class Pipeline(Family):
         self.sigmas, self.sigmas_tokens, self.admitted = list[list[float]](), 0, dict[str, int]()
         self.parts = dict(self._parts())
         self.conditions, self.arguments = self._inputs()
+        self.scheduler = self._suited()
+        """The configuration of what is computed in the place of the folder's scheduler, JSON; empty: that one."""
 
     # What files and the signature say.
 
     def _default(self, name: str, otherwise: Any) -> Any:
         value = self.call[name].default if name in self.call else None
         return otherwise if value is None or value is inspect.Parameter.empty else value
+
+    def _suited(self) -> str:
+        name, canonical = self.folder.named_class("scheduler"), importlib.import_module("meander.torch.canonical")
+        try:  # what else is wrong with it is said elsewhere
+            own: Any = getattr(importlib.import_module("diffusers"), name).from_config({**self.scheduler_config})
+            made = canonical.suited(own)
+        except ImportError as e:
+            why = " ".join(str(e).split())
+            raise Fault("config", f"model_index.json: scheduler: {why}, or take EulerDiscreteScheduler") from e
+        except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError):
+            return ""
+        return made.to_json_string().replace("-Infinity", "null") if made is not own else ""
 
     def _scale(self) -> int:
         c = self.vae_config
@@ -216,12 +230,13 @@ class Pipeline(Family):
             "grid": self.grid_name if self.prediction() == "flow" else "diffusion",
             "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
             "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": self.max_frames(),
+            "scheduler": self.scheduler,
             "pipeline": {
-                "class": self.cls.__name__, "prediction": self.prediction(), "scheduler": self.scheduler_config,
-                "random_access": self.access, "conditions": self.conditions, "arguments": self.arguments,
-                "guidance": guidance, "beside_negative": self.beside_negative, "tracks": self.tracks,
-                "media": self.media, "admitted": self.admitted, "sigmas": self.sigmas,
-                "sigmas_tokens": self.sigmas_tokens, "encodes": self.encodes, "notes": self.notes,
+                "class": self.cls.__name__, "prediction": self.prediction(), "random_access": self.access,
+                "conditions": self.conditions, "arguments": self.arguments, "guidance": guidance,
+                "beside_negative": self.beside_negative, "tracks": self.tracks, "media": self.media,
+                "admitted": self.admitted, "sigmas": self.sigmas, "sigmas_tokens": self.sigmas_tokens,
+                "encodes": self.encodes, "notes": self.notes,
             },
         }  # fmt: skip
 

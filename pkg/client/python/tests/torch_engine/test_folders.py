@@ -5,7 +5,6 @@ import re
 import secrets
 import shutil
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,8 +15,7 @@ from meander.torch.engine import Settings, make_engine  # noqa: E402
 from meander.torch.faults import Fault  # noqa: E402
 from meander.torch.folder import Folder  # noqa: E402
 from meander.torch.server import Worker  # noqa: E402
-
-H, W = 64, 96
+from meander.torch.whole import Pipeline  # noqa: E402
 
 
 def changed(folder, copy, file, **values):
@@ -247,48 +245,21 @@ UNIPC = {
 DPM = UNIPC | {"_class_name": "DPMSolverMultistepScheduler"}
 
 
-@pytest.mark.parametrize(
-    ("name", "grid"), [("qwen-image", "linspace"), ("krea2", "linspace")]
-)
-def test_unipc_has_the_sigmas_that_the_pipeline_gives_it(folders, tmp_path, pipelines, name, grid):
-    folder = with_scheduler(folders[name], tmp_path / name, UNIPC)
-    assert families.find(Folder(folder)).card()["grid"] == grid
-    theirs = sigmas_of(pipelines(name), UNIPC)
-    want = np.linspace(1, 0.2, 5)
-    assert np.abs(theirs[:5] - 3 * want / (1 + 2 * want)).max() < 2e-6
-
-
-def test_schedulers_whose_sigmas_are_not_computed(folders, tmp_path):
-    says = "DPMSolverMultistepScheduler; must be FlowMatchEulerDiscreteScheduler or UniPCMultistepScheduler"
-    with pytest.raises(Fault, match=says):
-        families.find(Folder(with_scheduler(folders["qwen-image"], tmp_path / "qwen-image", DPM)))
+@pytest.mark.parametrize("config", [UNIPC, UNIPC | {"use_karras_sigmas": True}, DPM | {"prediction_type": "epsilon"}])
+def test_whole_timesteps_are_those_of_the_whole_pipeline(folders, tmp_path, config):
+    """Which a family of its own does not know by sigmas: 599 or 600 for 0.6."""
+    family = families.find(Folder(with_scheduler(folders["qwen-image"], tmp_path / "qwen-image", config)))
+    assert isinstance(family, Pipeline)
+    with pytest.raises(Fault, match="must be FlowMatchEuler.* or another without whole timesteps|use_karras_sigmas: True; must be false"):
+        families.QwenImage(family.folder).check()
 
 
 def with_scheduler(folder, copy, config):
     shutil.copytree(folder, copy)
     (copy / "scheduler/scheduler_config.json").write_text(json.dumps(config))
+    named = {"scheduler": ["diffusers", config["_class_name"]]}
+    (copy / "model_index.json").write_text(json.dumps(json.loads((copy / "model_index.json").read_text()) | named))
     return copy
-
-
-def sigmas_of(pipe, config):
-    """The sigmas that a pipeline takes for five steps with a scheduler."""
-    import diffusers
-
-    class Enough(Exception):
-        pass
-
-    def stop(pipe, *args):
-        found.append(pipe.scheduler.sigmas.numpy().copy())
-        raise Enough
-
-    found, kept = [], pipe.scheduler
-    pipe.scheduler = getattr(diffusers, config["_class_name"]).from_config(config)
-    try:
-        pipe(prompt="x", height=H, width=W, num_inference_steps=5, callback_on_step_end=stop)
-    except Enough:
-        return found[0]
-    finally:
-        pipe.scheduler = kept
 
 
 def test_a_folder_with_other_weights_has_another_fingerprint(folders, tmp_path):

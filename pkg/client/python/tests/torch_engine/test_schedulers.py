@@ -64,6 +64,9 @@ def engine_of(path):
         ("UniPCMultistepScheduler", {}, "computed as DPMSolverMultistepScheduler"),
         ("DEISMultistepScheduler", {}, "computed as DPMSolverMultistepScheduler"),
         ("EulerAncestralDiscreteScheduler", {"timestep_spacing": "linspace"}, "computed as EulerDiscreteScheduler"),
+        ("HeunDiscreteScheduler", {"prediction_type": "v_prediction"}, "computed as EulerDiscreteScheduler"),
+        ("DDIMScheduler", {"prediction_type": "sample"}, ""),
+        ("EDMEulerScheduler", {}, ""),
         ("DDIMScheduler", V_ZERO, ""),
         ("EulerDiscreteScheduler", V_ZERO, ""),
         ("DDIMScheduler", {"timestep_spacing": "linspace", "set_alpha_to_one": True}, "do not end at the next"),
@@ -80,7 +83,7 @@ def test_samples_have_the_levels_of_the_scheduler(folder, name, config, note):
     times = list(dict.fromkeys(own.timesteps.double().tolist()))
     assert np.allclose(run.loop.as_subclass(torch.Tensor).double(), times)
     if hasattr(own, "sigmas"):
-        levels = own.sigmas.double()
+        levels = own.sigmas.double().unique().flip(0)  # Heun has each twice
         assert np.allclose(run.grids[0].sigmas, levels / (1 + levels), 0, 1e-6)
     run.session.cancel()
 
@@ -126,16 +129,56 @@ def test_folder_without_a_part_is_refused_in_a_sentence(folder, change, why):
         engine_of(path)
 
 
-def test_solvers_of_the_first_order_are_eulers_steps():
-    scheduler = diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", final_sigmas_type="zero")
-    made = canonical.suited(scheduler)
+FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("DPMSolverMultistepScheduler", {"algorithm_type": "sde-dpmsolver++"}),
+        ("DPMSolverMultistepScheduler", FLOW | {"algorithm_type": "sde-dpmsolver++"}),
+        ("UniPCMultistepScheduler", FLOW),
+        ("DDIMScheduler", {"prediction_type": "sample"}),
+        ("EulerAncestralDiscreteScheduler", {"prediction_type": "sample", "timestep_spacing": "trailing"}),
+        ("HeunDiscreteScheduler", {"prediction_type": "v_prediction"}),
+        ("EDMEulerScheduler", {}),
+        ("EDMDPMSolverMultistepScheduler", {}),
+    ],
+)
+def test_steps_are_eulers_in_canonical_coordinates(name, config):
+    """Of the first order. Diffusers computes in float32, whose roundings grow with the largest state."""
+    made = canonical.of_first_order(canonical.suited(getattr(diffusers, name)(**config)))
     made.set_timesteps(6)
     grid = canonical.Grid(made, made.timesteps)
     x = torch.randn(32, generator=torch.Generator().manual_seed(1))
     for k, t in enumerate(made.timesteps):
-        p = grid.find(grid.sigmas[k])
+        p = grid.find(np.float32(grid.sigmas[k]))
+        assert p.t == t
         out = torch.sin(3 * x + k)
-        y = grid.canonical(x, p) + (grid.sigmas[k + 1] - grid.sigmas[k]) * grid.velocity(out, x, p)
+        y = grid.canonical(x, p).double() + (grid.sigmas[k + 1] - grid.sigmas[k]) * grid.velocity(out, x, p).double()
         x = made.step(out, t, x, return_dict=False)[0]
         after = grid.last() if k == 5 else grid.find(grid.sigmas[k + 1])
-        assert (grid.canonical(x, after) - y).abs().max() < 1e-6 * y.abs().max()
+        assert (grid.canonical(x, after) - y).abs().max() < 2e-6 * y.abs().max()
+
+
+@pytest.mark.parametrize("name", ["DDIMScheduler", "EulerDiscreteScheduler"])
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
+def test_predictions_are_one_velocity(name, prediction):
+    """A network that knows the sample and the noise has the velocity eps - x0, by float64."""
+    made = getattr(diffusers, name)(prediction_type=prediction)
+    made.set_timesteps(6)
+    grid, draw = canonical.Grid(made, made.timesteps), np.random.default_rng(1)
+    x0, eps = torch.tensor(draw.standard_normal((2, 64)))
+    for sigma in (*grid.sigmas[:-1], 0.31, 0.77):
+        p = grid.find(sigma)
+        x, scaled = p.a * x0 + p.b * eps, p.b / (p.a**2 + p.b**2) ** 0.5
+        v = (1 - scaled**2) ** 0.5 * eps - scaled * x0
+        out = {"epsilon": eps, "v_prediction": v, "sample": x0}[prediction]
+        assert (grid.velocity(out, x, p).double() - (eps - x0)).abs().max() < 1e-6 * (1 + p.b / p.a)
+
+
+def test_a_sigma_between_two_has_the_timestep_that_the_scheduler_rounds():
+    made = diffusers.UniPCMultistepScheduler(**FLOW)
+    made.set_timesteps(6)
+    grid = canonical.Grid(made, made.timesteps)
+    assert [float(grid.find(s).t) for s in (1.0, 0.6007195, 0.6003, 0.59999)] == [999, 600, 600, 599]

@@ -45,6 +45,8 @@ type Card struct {
 	Conditioning []Named  `msgpack:"conditioning"`
 	// FramesRule is Latent.Temporal again: frames are 1 more than a multiple of it.
 	FramesRule int `msgpack:"frames_rule"`
+	// Scheduler is the scheduler_config.json of what is computed in the place of the folder's, JSON; empty: that one.
+	Scheduler string `msgpack:"scheduler"`
 }
 
 // Named is a tensor of an encoded prompt, with the name of its mask; empty: it has none.
