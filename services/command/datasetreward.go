@@ -121,7 +121,7 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 	for _, text := range r.atSteps {
 		name, list, _ := strings.Cut(text, "=")
 		steps, err := fields.Indices(list)
-		if err != nil || byName[name] == nil {
+		if err != nil || list == "" || byName[name] == nil {
 			errs = append(errs, fmt.Errorf("--at-steps: %q; must be NAME=STEP,... of a function of --reward", text))
 		}
 		for _, spec := range byName[name] {
