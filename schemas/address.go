@@ -21,6 +21,8 @@ const (
 	KindTrajectory = "trajectory"
 	KindVerdict    = "verdict"
 	KindRating     = "rating"
+	KindStepReward = "step_reward"
+	KindSelection  = "selection"
 	KindReward     = "reward"
 	KindAdvantage  = "advantage"
 	KindBatch      = "batch"
@@ -75,6 +77,10 @@ func (a *Address) tokens() []*string {
 		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Name}
 	case KindRating:
 		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Name}
+	case KindStepReward:
+		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Sample, &a.Step}
+	case KindSelection:
+		return []*string{(*string)(&a.Run), (*string)(&a.UID), &a.Step}
 	case KindReward:
 		return []*string{&a.Partition, (*string)(&a.Run), &a.Batch, (*string)(&a.UID), &a.Sample}
 	case KindBatch:
@@ -220,7 +226,7 @@ func GroupFilters(run Run, uid UID, batch string) map[string][]string {
 		StreamGroups:       all(KindGroup, KindPlan),
 		StreamSteps:        {StepsFilter(run, uid, "*", "*")},
 		StreamTrajectories: all(KindTrajectory),
-		StreamVerdicts:     all(KindVerdict, KindRating),
+		StreamVerdicts:     all(KindVerdict, KindRating, KindStepReward, KindSelection),
 		StreamRewards:      all(KindReward, KindOpening),
 		StreamAdvantages:   all(KindAdvantage),
 	}
@@ -239,7 +245,7 @@ func RunFilters(run Run) map[string][]string {
 		StreamRequests:     all(KindRequest),
 		StreamSteps:        all(KindStep, KindPart, KindTokens, KindTokensPart),
 		StreamTrajectories: all(KindTrajectory),
-		StreamVerdicts:     all(KindVerdict, KindRating),
+		StreamVerdicts:     all(KindVerdict, KindRating, KindStepReward, KindSelection),
 		StreamRewards:      all(KindReward, KindOpening),
 		StreamAdvantages:   all(KindAdvantage, KindBatch),
 		StreamControl:      all(KindControl),

@@ -155,7 +155,8 @@ func New(typeName string) (Event, bool) {
 func Events() []Event {
 	return []Event{
 		&Prompt{}, &GroupRecord{}, &Plan{}, &Request{}, &Step{}, &Tokens{}, &Trajectory{}, &Reward{}, &Verdict{},
-		&Rating{}, &Advantage{}, &Batch{}, &Update{}, &Alarm{}, &Policy{}, &Applied{}, &Presence{}, &Dead{},
+		&Rating{}, &StepReward{}, &Selection{},
+		&Advantage{}, &Batch{}, &Update{}, &Alarm{}, &Policy{}, &Applied{}, &Presence{}, &Dead{},
 		&Receipt{}, &Control{}, &ControlReceipt{}, &ScoreRequest{}, &ScoreReply{}, &InteractRequest{}, &InteractReply{},
 		&TeacherRequest{}, &TeacherReply{},
 	}

@@ -178,6 +178,7 @@ func (e *Engine) Makes(r *Request) error {
 	}
 	refuse(r.NoiseSeed != r.SampleSeed, "initial_noise", NoiseShared, NoisePerSample)
 	refuse(r.Prune != nil, "prune", "given", "absent")
+	refuse(len(r.Group.JudgedSteps()) > 0, "reward.at_steps", "given", "absent")
 	refuse(len(r.CheckpointStepIndices) > 0, "rollout.checkpoint_every", "given", "absent")
 	refuse(r.Solver != Solvers[0], "rollout.solver", r.Solver, Solvers[0])
 	refuse(r.LogProbKind == LogProbScaled, "rollout.log_prob_kind", r.LogProbKind, LogProbDensity+" or "+LogProbSquared)

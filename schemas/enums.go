@@ -296,9 +296,11 @@ var (
 	}
 	BatchStatuses   = []string{StatusComplete, StatusShort, StatusPartial}
 	ZeroStdPolicies = []string{GroupKeep, GroupDrop, GroupRefill}
-	FailedPolicies  = []string{GroupKeep, GroupRefill}
-	TeacherCodes    = []string{CodeUnknownSample, CodeGone, CodeUnfit, CodeInvalid, CodeFailed}
-	ControlActions  = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}
+	// KeepRules are by what Prune chooses the samples that go on.
+	KeepRules      = []string{KeepHighest, KeepSpread}
+	FailedPolicies = []string{GroupKeep, GroupRefill}
+	TeacherCodes   = []string{CodeUnknownSample, CodeGone, CodeUnfit, CodeInvalid, CodeFailed}
+	ControlActions = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}
 	// RunStates are those of runs that go on, then what became of those that have ended.
 	RunStates = []string{
 		RunRunning, RunPaused, StatusComplete, StatusPartial, StatusFailed, StatusMixed, StatusStale, StatusFiltered,

@@ -32,6 +32,8 @@ const (
 	TypeReward     = "reward/1"
 	TypeVerdict    = "verdict/1"
 	TypeRating     = "rating/1"
+	TypeStepReward = "step_reward/1"
+	TypeSelection  = "selection/1"
 	TypeAdvantage  = "advantage/1"
 	TypeBatch      = "batch/1"
 	TypePolicy     = "policy/1"

@@ -177,6 +177,7 @@ var enums = map[string][]string{
 	"StdBases":   StdBases, "StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules,
 	"TeacherCodes": TeacherCodes, "UnknownPolicies": UnknownPolicies, "VerifyModes": VerifyModes,
 	"WindowStrategies": WindowStrategies, "ZeroStdPolicies": ZeroStdPolicies,
+	"KeepRules": KeepRules,
 }
 
 var fieldsOf sync.Map // reflect.Type -> []Field

@@ -141,7 +141,7 @@ type ImageSettings struct {
 	// Tree makes the samples the leaves of one tree, which share their steps up to its branch
 	// points. GroupSize is the number of its leaves.
 	Tree *Tree `msgpack:"tree,omitempty" absent:"samples share no steps"`
-	// Prune ends samples in the middle whose log-probs are out of bounds.
+	// Prune ends samples in the middle, by their log-probs or by rewards at a step.
 	Prune *Prune `msgpack:"prune,omitempty" absent:"none is"`
 }
 
@@ -228,6 +228,11 @@ type RewardSpec struct {
 	// GroupMin has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is the fewest
 	// samples that it is asked about: in a group that has fewer to show, the score fails.
 	GroupMin int64 `msgpack:"group_min,omitempty" range:"0..MaxGroupSize" absent:"each sample is rated by itself"`
+	// AtSteps are steps before which it judges the sample, too: what the sample would end with if the velocity of the
+	// step before held. The function is told the step. Prune may end samples by these rewards.
+	AtSteps []int64 `msgpack:"at_steps,omitempty" size:"0..MaxSteps,unique" range:"1..MaxSteps-1" absent:"finished samples are judged"`
+	// Latent shows it latents instead of a decoded image, at AtSteps alone: it has no part in the reward of the sample.
+	Latent bool `msgpack:"latent,omitempty" default:"false"`
 	// GroundTruth is the right answer, for scorers that compare: a text, or any value of JSON.
 	GroundTruth Truth `msgpack:"ground_truth,omitempty" size:"0..MaxPromptBytes"`
 	// Params are options of the function by name, such as psm of ocr; one that it does not have

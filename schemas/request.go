@@ -23,7 +23,7 @@ type Request struct {
 	// noise level, solver, kind of log-prob, dtype of latents, guidance scale and size; of text how its tokens are
 	// drawn.
 	ScheduleDigest string `msgpack:"schedule_digest" form:"digest"`
-	// Prune ends the sample in the middle where its log-probs are out of bounds.
+	// Prune ends the sample in the middle, by its log-probs or by rewards at a step.
 	Prune            *Prune `msgpack:"prune,omitempty" for:"image"`
 	Priority         int64  `msgpack:"priority" range:"-MaxPriority..MaxPriority"`
 	MinPolicyVersion int64  `msgpack:"min_policy_version" range:"0.."`

@@ -48,6 +48,20 @@ func scoreSamples(t testing.TB) []sample {
 			Members:     []schemas.RatedMember{{SampleIndex: 0, TrajectorySeq: 9, Value: new(0.75)}, {SampleIndex: 1, TrajectorySeq: 10, Value: new(0.25)}},
 			Preferences: []schemas.Preference{{A: 0, B: 1, P: 0.75}},
 		}},
+		{"step_reward", &schemas.StepReward{
+			Run: "run-1", UID: "p17", SampleIndex: 2, GroupSize: 3, StepIndex: 4, Status: schemas.StatusScored, Reward: new(0.5),
+			Scores:        []schemas.Score{{Name: "nats:look", Version: "nats-1", Weight: 1, Status: schemas.StatusScored, Value: new(0.5)}},
+			Latents:       &schemas.Tensor{DType: "F32", Shape: []int64{1, 2}, Data: make([]byte, 8)},
+			ContentDigest: schemas.StepsDigest(nil), Scored: 1_763_690_300_000_000_000,
+		}},
+		{"selection", &schemas.Selection{
+			Run: "run-1", UID: "p17", GroupSize: 3, StepIndex: 4, Rule: schemas.Prune{StepIndex: 4, Keep: new(int64(1))}, SavedEvaluations: 12, At: 1_763_690_300_000_000_000,
+			Members: []schemas.SelectedMember{{SampleIndex: 0, Reward: new(0.25), Stopped: "step 4: reward 0.25; 1 of 2 go on, by highest"}, {SampleIndex: 1}, {SampleIndex: 2, Reward: new(0.5)}},
+		}},
+		{"score_request-latents", &schemas.ScoreRequest{
+			Name: "look", Prompt: "a red fox", Params: map[string]string{},
+			ScoreSample: schemas.ScoreSample{StepIndex: 4, Latents: &schemas.Tensor{DType: "F32", Shape: []int64{1, 2}, Data: make([]byte, 8)}},
+		}},
 		{"score_reply", &schemas.ScoreReply{Score: new(0.27), Detail: "a fox, mostly red"}},
 		{"score_reply-error", &schemas.ScoreReply{Error: "out of memory", Retry: true}},
 	}

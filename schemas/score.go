@@ -44,6 +44,10 @@ type ScoreSample struct {
 	// Text is an answer of a language model, Messages the conversation that it is to. Of an image both are absent.
 	Text     *string   `json:"text,omitempty" msgpack:"text,omitempty" size:"0..MaxAnswerBytes"`
 	Messages []Message `json:"messages,omitempty" msgpack:"messages,omitempty" size:"0..MaxMessages"`
+	// StepIndex is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files
+	// are its prediction. Latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them.
+	StepIndex int64   `json:"step_index,omitempty" msgpack:"step_index,omitempty" range:"0..MaxSteps-1"`
+	Latents   *Tensor `json:"latents,omitempty" msgpack:"latents,omitempty"`
 	// Trajectory is the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits.
 	Trajectory string `json:"trajectory,omitempty" msgpack:"trajectory,omitempty" size:"0..MaxSubject"`
 }
@@ -171,7 +175,7 @@ func (e *Rating) checkRules(f *faults) {
 }
 
 func (e *ScoreRequest) checkRules(f *faults) {
-	if e.GroupSize == 0 && e.Text == nil && e.Audio == nil {
+	if e.GroupSize == 0 && e.Text == nil && e.Audio == nil && e.Latents == nil {
 		f.requireOneOf("image_format", e.ImageFormat, ScoreImageFormats)
 	}
 }

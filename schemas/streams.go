@@ -79,6 +79,13 @@ type StreamSpec struct {
 // advisoryPrefix begins the subjects of the server's notes on deliveries.
 const advisoryPrefix = "$JS.EVENT.ADVISORY.CONSUMER."
 
+// judged returns the subjects of MDR_VERDICTS.
+func judged() []string {
+	return []string{
+		Prefix + "verdict.*.*.*.*", Prefix + "rating.*.*.*", Prefix + "step_reward.*.*.*.*", Prefix + "selection.*.*.*",
+	}
+}
+
 // Streams returns every stream, in the order in which data flows.
 func Streams() []StreamSpec {
 	const gib = 1 << 30
@@ -108,9 +115,9 @@ func Streams() []StreamSpec {
 			Subjects: []string{Prefix + "trajectory.*.*.*.*"}, Guarded: true, MaxBytes: gib, MaxAge: 7 * day,
 		},
 		{
-			Name: StreamVerdicts, Purpose: "scores from outside: one per sample and name, or per group and function",
-			Subjects: []string{Prefix + "verdict.*.*.*.*", Prefix + "rating.*.*.*"}, Guarded: true,
-			MaxBytes: gib / 4, MaxAge: 7 * day,
+			Name: StreamVerdicts, Purpose: "scores from outside, one per sample and name, or per group and function; " +
+				"of samples in the middle, one per sample and step, and which of a group end there",
+			Subjects: judged(), Guarded: true, MaxBytes: gib / 4, MaxAge: 7 * day,
 		},
 		{
 			Name:     StreamRewards,

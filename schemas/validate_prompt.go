@@ -41,6 +41,7 @@ func (p *Prompt) checkRules(f *faults) {
 	p.checkTree(f)
 	p.checkStages(f)
 	checkRewards(f, p.Reward)
+	p.checkJudgedSteps(f)
 	p.Advantage.checkRulesAcross(f.inStruct("advantage"), p.Batch != nil)
 	if g := p.GroupPolicy; len(p.Substitutes) > 0 && (g == nil || g.ZeroStd != GroupRefill && g.Failed != GroupRefill) {
 		f.add("substitutes", strconv.Itoa(len(p.Substitutes)),
@@ -222,7 +223,39 @@ func checkRewards(f *faults, list []RewardSpec) {
 	}
 }
 
-func (r *RewardSpec) checkRules(f *faults) { f.checkParams("params", r.Params) }
+// checkRules checks the options of a function, and that it can judge in the middle where it is asked to.
+func (r *RewardSpec) checkRules(f *faults) {
+	f.checkParams("params", r.Params)
+	outside := "must be absent: verdicts, and functions of whole groups, judge finished samples"
+	switch {
+	case len(r.AtSteps) > 0 && (r.IsVerdict() || r.GroupMin > 0):
+		f.add("at_steps", fmt.Sprint(r.AtSteps), outside)
+	case r.Latent && len(r.AtSteps) == 0:
+		f.add("latent", "true", "must be absent without at_steps: finished samples are judged decoded")
+	case r.Latent && !strings.HasPrefix(r.Name, "nats:"):
+		f.add("latent", "true", "must be absent of "+r.Name+": workers of nats:NAME alone see latents")
+	}
+}
+
+// checkJudgedSteps checks that samples which are judged in the middle have a middle.
+func (p *Prompt) checkJudgedSteps(f *faults) {
+	beside := ""
+	switch {
+	case len(p.Stages) > 0:
+		beside = "stages"
+	case p.Tree != nil:
+		beside = "tree, whose samples share steps"
+	case p.ScheduledSampling != nil:
+		beside = "scheduled_sampling"
+	case p.Text != nil || len(p.Messages) > 0:
+		beside = "text, which has no denoising steps"
+	}
+	for i := range p.Reward {
+		if at := p.Reward[i].AtSteps; len(at) > 0 && beside != "" {
+			f.inItem("reward", i).add("at_steps", fmt.Sprint(at), "must be absent beside "+beside)
+		}
+	}
+}
 
 func (e *Interaction) checkRules(f *faults) { f.checkParams("params", e.Params) }
 

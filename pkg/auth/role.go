@@ -101,10 +101,9 @@ func serviceGrants() []Grant {
 			Writes: []string{schemas.CountBucket, schemas.ControlBucket, schemas.PresenceBucket, schemas.BlobBucket},
 			Deletes: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked, schemas.StreamTrajectories,
-				schemas.StreamRewards,
+				schemas.StreamRewards, schemas.StreamControl, // questions, once they are answered
 				// its janitor: prompts whose group is gone, entries of blobs that nothing names
 				schemas.StreamPrompts, schemas.StreamBlobBucket,
-				schemas.StreamControl, // questions, once they are answered
 			},
 			Purges: []string{
 				schemas.StreamRequests, schemas.StreamParked,
@@ -130,13 +129,14 @@ func serviceGrants() []Grant {
 			},
 			Writes:  []string{schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket},
 			Deletes: []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},
-			Purges:  []string{schemas.StreamSteps}, Discoverable: true,
-			Asks: []string{schemas.InteractSubject("*")}, Answers: []string{schemas.SeenSubject("*")},
+			Purges:  []string{schemas.StreamSteps}, Discoverable: true, Answers: []string{schemas.SeenSubject("*")},
+			Asks: []string{schemas.InteractSubject("*"), schemas.StepScoreSubject()},
 		},
 		{
 			Role: RoleReward, Purpose: "the program meander-reward: scores samples, asks for their next stages",
 			Publishes: []string{
-				schemas.KindReward, schemas.KindRating, schemas.KindRequest, schemas.KindTrajectory, schemas.KindDead,
+				schemas.KindReward, schemas.KindRating, schemas.KindStepReward, schemas.KindSelection, schemas.KindDead,
+				schemas.KindRequest, schemas.KindTrajectory,
 			},
 			Reads: []string{
 				schemas.StreamGroups, schemas.StreamRequests, schemas.StreamSteps, schemas.StreamTrajectories,
@@ -148,6 +148,7 @@ func serviceGrants() []Grant {
 				schemas.StreamVerdicts, schemas.StreamRewards, schemas.StreamRequests, schemas.StreamTrajectories,
 			},
 			Asks: []string{schemas.ScoreSubject("*"), schemas.InteractSubject("*")}, Discoverable: true,
+			Answers: []string{schemas.StepScoreSubject()},
 		},
 		{
 			Role:      RoleAdvantage,
@@ -158,9 +159,8 @@ func serviceGrants() []Grant {
 				schemas.StreamAdvantages, schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamPresenceBucket,
 				schemas.StreamControlBucket, schemas.StreamBlobBucket,
 			},
-			Writes:       []string{schemas.PresenceBucket, schemas.BlobBucket},
-			Deletes:      []string{schemas.StreamRewards, schemas.StreamAdvantages},
-			Discoverable: true,
+			Writes:  []string{schemas.PresenceBucket, schemas.BlobBucket},
+			Deletes: []string{schemas.StreamRewards, schemas.StreamAdvantages}, Discoverable: true,
 		},
 	}
 }

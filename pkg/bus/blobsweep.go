@@ -34,7 +34,7 @@ const (
 // parts.
 var namingStreams = []string{
 	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamRequests, schemas.StreamParked,
-	schemas.StreamTrajectories, schemas.StreamUpdates, schemas.StreamDead,
+	schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamUpdates, schemas.StreamDead,
 }
 
 // SweepBlobs removes the blobs that no stored event names and that were last stored or used longer than grace ago. It

@@ -143,7 +143,8 @@ func writerOf(subject string) string {
 	switch a.Kind {
 	case schemas.KindStep, schemas.KindTokens, schemas.KindTrajectory:
 		return "sampler"
-	case schemas.KindReward, schemas.KindVerdict, schemas.KindRating:
+	case schemas.KindReward, schemas.KindVerdict, schemas.KindRating, schemas.KindStepReward,
+		schemas.KindSelection:
 		return "reward"
 	case schemas.KindAdvantage, schemas.KindBatch:
 		return "advantage"

@@ -199,7 +199,7 @@ type Prompt struct {
 	// Tree: makes the samples the leaves of one tree, which share their steps up to its branch points. group_size is
 	// the number of its leaves (map). Default: samples share no steps.
 	Tree *Tree
-	// Prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+	// Prune: ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is.
 	Prune *Prune
 	// Model: the lane that serves the prompt (token). Default: the only lane there is.
 	Model schemas.Lane
@@ -266,8 +266,8 @@ type Prompt struct {
 	Rounds int64
 }
 
-// Prune ends a sample in the middle if, at a step, its log-probs so far are out of bounds. The group closes without
-// them, as without samples that failed.
+// Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of
+// their group at the step leave out. The group closes without them, as without samples that failed.
 type Prune struct {
 	// StepIndex: the boundary at which samples are judged: the steps before it have run (integer 1 to 999).
 	StepIndex int64
@@ -275,6 +275,23 @@ type Prune struct {
 	LogProbBelow Optional[float64]
 	// LogProbAbove: prunes those with one above this (number).
 	LogProbAbove Optional[float64]
+	// RewardBelow: prunes samples whose reward at the step is below this. A function has the step among its at_steps
+	// (number -1000000000000000000000000000000 to 1000000000000000000000000000000).
+	RewardBelow Optional[float64]
+	// Keep: how many samples of the group go on, chosen by their rewards at the step (integer 1 to 1024). Default: all,
+	// or what evaluations allows.
+	Keep int64
+	// Evaluations: bounds those of the network that a group takes, in place of keep: so many samples go on (integer ≥
+	// 1). Default: any number.
+	Evaluations int64
+	// KeepBy: chooses them: those of the highest rewards, or those whose rewards have the largest variance, of which
+	// some are the highest and some the lowest, as in arXiv 2504.13818 (highest, spread). Default: highest, with keep
+	// or evaluations.
+	KeepBy string
+	// UnlessStdAbove: has all of a group go on whose rewards at the step have a standard deviation above this: there
+	// more samples tell more. So a group is large where that informs, and small where not (number 0 to
+	// 1000000000000000000000000000000). Default: whatever it is.
+	UnlessStdAbove Optional[float64]
 }
 
 // ReflexFlow is the loss of arXiv 2512.04904 for flow models: for it the model is asked at the teacher-forced
@@ -314,6 +331,13 @@ type RewardSpec struct {
 	// samples that it is asked about: in a group that has fewer to show, the score fails (integer 0 to 1024). Default:
 	// each sample is rated by itself.
 	GroupMin int64
+	// AtSteps: steps before which it judges the sample, too: what the sample would end with if the velocity of the step
+	// before held. The function is told the step. Prune may end samples by these rewards (list of integer 1 to 999).
+	// Default: finished samples are judged.
+	AtSteps []int64
+	// Latent: shows it latents instead of a decoded image, at at_steps alone: it has no part in the reward of the
+	// sample (true or false). Default: false.
+	Latent bool
 	// GroundTruth: the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON).
 	GroundTruth schemas.Truth
 	// Params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -508,7 +532,7 @@ type StageSpec struct {
 	// Tree: makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the
 	// number of its leaves (map). Default: samples share no steps.
 	Tree *Tree
-	// Prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+	// Prune: ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is.
 	Prune *Prune
 	// Model: the lane that serves the prompt (token). Default: the only lane there is.
 	Model schemas.Lane

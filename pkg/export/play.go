@@ -138,8 +138,8 @@ func Merge(ctx context.Context, b *bus.Bus, sources []*Source) iter.Seq2[*bus.Me
 // that is not done.
 var kinds = []string{
 	schemas.KindPrompt, schemas.KindControl, schemas.KindGroup, schemas.KindPlan, schemas.KindOpening, schemas.KindStep,
-	schemas.KindTokens, schemas.KindTrajectory, schemas.KindVerdict, schemas.KindRating, schemas.KindReward,
-	schemas.KindAdvantage, schemas.KindBatch,
+	schemas.KindTokens, schemas.KindTrajectory, schemas.KindVerdict, schemas.KindRating,
+	schemas.KindStepReward, schemas.KindSelection, schemas.KindReward, schemas.KindAdvantage, schemas.KindBatch,
 }
 
 // Kinds returns the kinds of events that can be played.

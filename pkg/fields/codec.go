@@ -61,7 +61,7 @@ func codecOf(f schemas.Field) (Codec, bool) {
 			}
 			return Codec{Kind: "strings", Parse: parseWords}, true
 		case reflect.Int64:
-			return Codec{Kind: "indices", Hint: "e.g. 2,3 or 0-4, or none", Parse: parseIndices}, true
+			return Codec{Kind: "indices", Hint: "e.g. 2,3 or 0-4, or none", Parse: Indices}, true
 		case reflect.Float64:
 			return Codec{Kind: "floats", Hint: "e.g. 1,0.75,0.5,0.25", Parse: parseFloats}, true
 		}
@@ -123,9 +123,9 @@ func parseWords(s string) (any, error) {
 	return words, nil
 }
 
-// parseIndices reads step numbers as "2,3", "0-4" or "none" into []int64. Anything else is an error
+// Indices reads step numbers as "2,3", "0-4" or "none" into []int64. Anything else is an error
 // with these forms.
-func parseIndices(s string) (any, error) {
+func Indices(s string) (any, error) {
 	out := []int64{}
 	if s == "none" || s == "" {
 		return out, nil

@@ -62,6 +62,9 @@ type Summary struct {
 	// without shared steps would need: more than Evaluations for trees.
 	Evaluations     int64 `json:"evaluations"`
 	FlatEvaluations int64 `json:"flat_evaluations"`
+	// SavedEvaluations is what samples that were ended in the middle did not take, Pruned how many were.
+	SavedEvaluations int64 `json:"saved_evaluations,omitempty"`
+	Pruned           int   `json:"pruned,omitempty"`
 	// Engines counts the samples by what drew them, servers or sampler, if that is more than one.
 	Engines map[string]int `json:"engines,omitempty"`
 	Digest  string         `json:"digest"`
@@ -175,6 +178,7 @@ func Collect(ctx context.Context, b *bus.Bus, run schemas.Run, o *Outcomes) (*Ru
 	}
 	c.rolls.metrics(r.Summary.Metrics)
 	r.Summary.Evaluations, r.Summary.FlatEvaluations = c.evaluations, c.flatEvaluations
+	r.Summary.SavedEvaluations, r.Summary.Pruned = c.savedEvaluations, c.pruned
 	if len(c.engines) > 1 {
 		r.Summary.Engines = c.engines
 	}
@@ -206,8 +210,9 @@ type collection struct {
 	rolls      rollSums
 	digest     digest
 	// evaluations are as in the Summary.
-	evaluations, flatEvaluations int64
-	engines                      map[string]int
+	evaluations, flatEvaluations, savedEvaluations int64
+	pruned                                         int
+	engines                                        map[string]int
 }
 
 // fillGroup sets the result of a group and its members from the group's advantage event, and adds them to digest and
@@ -269,10 +274,19 @@ func (c *collection) addTrajectory(t *schemas.Trajectory) error {
 	return nil
 }
 
-// countEvaluations adds a completed sample to the two counts of model evaluations: those that it took, and those that
-// it would have taken if samples of a tree shared no steps.
+// countEvaluations adds a sample to the counts of model evaluations: those that it took, those that it would have taken
+// if samples of a tree shared no steps and, of one that was ended in the middle, those that it did not take.
 func (c *collection) countEvaluations(t *schemas.Trajectory) {
-	if t.StopReason != schemas.StopCompleted {
+	switch {
+	case t.StopReason == schemas.StopPruned && t.Text == nil:
+		begin, end := t.Segment()
+		at := begin + int64(len(t.Steps))
+		c.pruned++
+		c.savedEvaluations += sampling.Evaluations(&t.Sampling, at, end)
+		taken := sampling.Evaluations(&t.Sampling, begin, at)
+		c.evaluations, c.flatEvaluations = c.evaluations+taken, c.flatEvaluations+taken
+		return
+	case t.StopReason != schemas.StopCompleted:
 		return
 	}
 	if t.Text != nil { // one evaluation for each token

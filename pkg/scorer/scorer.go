@@ -26,6 +26,10 @@ type Input struct {
 	// for a text.
 	// Transparent pixels count as blended over black.
 	Media media.Media
+	// Step is how many steps of the sample have run, where it is in the middle: Media are its prediction; 0: it has
+	// ended. Latents are the prediction itself, in place of Media, for scorers that were asked to see them.
+	Step    int64
+	Latents *Latents
 	// Text is the sample of a language model; nil for media.
 	Text *Text
 	// Prompt is the text that the sample was made for; in a conversation, the last message before the answer.
@@ -43,6 +47,12 @@ type Input struct {
 	Conditions []Condition
 	// Trace are the headers of its trace context, for scorers outside this process.
 	Trace map[string][]string
+}
+
+// Latents are states of a network: F32 of shape [S, C], little-endian.
+type Latents struct {
+	Shape []int64
+	Data  []byte
 }
 
 // Condition is a file that a network was given: a PNG, of several frames an animated one.

@@ -91,6 +91,14 @@ var channels = []channel{
 		[]string{"client"},
 	},
 	{
+		"step_reward", schemas.Prefix + "step_reward.{run}.{uid}.{sample}.{step}", schemas.TypeStepReward,
+		schemas.StreamVerdicts, "the score of a sample in the middle", "reward", []string{"client"},
+	},
+	{
+		"selection", schemas.Prefix + "selection.{run}.{uid}.{step}", schemas.TypeSelection, schemas.StreamVerdicts,
+		"which samples of a group end at a step", "reward", []string{"client"},
+	},
+	{
 		"reward_published", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, "",
 		"the score of one sample as it is published; the stream stores it on the subject of the channel reward",
 		"reward",
@@ -589,12 +597,4 @@ func messageOf(c channel) message {
 			}})
 	}
 	return m
-}
-
-func node(v any) yaml.Node {
-	var n yaml.Node
-	if err := n.Encode(v); err != nil {
-		panic(err) // only structs of this file come here
-	}
-	return n
 }

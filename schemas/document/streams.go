@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"go.yaml.in/yaml/v3"
+
 	"github.com/meander-rl/meander/schemas"
 )
 
@@ -47,4 +49,12 @@ func storedBy(stream string) *channelStream {
 		}
 	}
 	return c
+}
+
+func node(v any) yaml.Node {
+	var n yaml.Node
+	if err := n.Encode(v); err != nil {
+		panic(err) // only structs of this package come here
+	}
+	return n
 }

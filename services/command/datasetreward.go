@@ -24,6 +24,7 @@ type rewardFlags struct {
 	optional    []string
 	params      []string
 	groupMin    []string
+	atSteps     []string
 	groundTruth string
 	by          rewardBy
 }
@@ -39,6 +40,9 @@ func (r *rewardFlags) addFlags(f *pflag.FlagSet) {
 	f.StringSliceVar(&r.groupMin, "group-min", nil,
 		"NAME=MIN has a function of --reward, http:NAME or nats:NAME, rate the whole group in one call, e.g. "+
 			"nats:rank=2; MIN is the fewest samples that it is asked about")
+	f.StringArrayVar(&r.atSteps, "at-steps", nil,
+		"NAME=STEP,... has a function of --reward judge samples before these steps, too, by what they would end with; "+
+			"--prune-keep and --prune-reward-below end samples by it")
 	f.StringVar(&r.groundTruth, "ground-truth", "",
 		"expected text or answer, for reward functions and interactions; default the text in double quotes in the "+
 			"prompt, or the result of the sum in it")
@@ -112,6 +116,16 @@ func (r *rewardFlags) rewardSpecs() ([]any, error) {
 		}
 		for _, spec := range byName[name] {
 			spec["group_min"] = least
+		}
+	}
+	for _, text := range r.atSteps {
+		name, list, _ := strings.Cut(text, "=")
+		steps, err := fields.Indices(list)
+		if err != nil || list == "" || byName[name] == nil {
+			errs = append(errs, fmt.Errorf("--at-steps: %q; must be NAME=STEP,... of a function of --reward", text))
+		}
+		for _, spec := range byName[name] {
+			spec["at_steps"] = steps
 		}
 	}
 	return specs, errors.Join(errs...)

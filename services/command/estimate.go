@@ -374,7 +374,9 @@ func printCost(c *estimate.Cost, line estimateLine) {
 	line("steps", when(n > 0 && all > 0, "%d a sample, ", n),
 		when(n > 0 && n < all, "from %d to %d of %d, ", c.StartStepIndex, c.StopStepIndex, all),
 		fmt.Sprintf("%s in all, %s stochastic; ", present.Thousands(c.Steps), present.Thousands(c.Stochastic)),
-		evaluations(c.Evaluations, c.FlatEvaluations), guidance)
+		evaluations(c.Evaluations, c.FlatEvaluations),
+		when(c.PrunedEvaluations > 0, ", up to %s fewer as rewards at a step end samples",
+			present.Thousands(c.PrunedEvaluations)), guidance)
 	if c.BytesOfSample == 0 || c.Settings.LatentsDType == "" || c.LatentsShape == nil {
 		return
 	}

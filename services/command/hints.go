@@ -327,7 +327,7 @@ var absent = map[string]string{
 		"it says how noisy the samples begin",
 	"start.data": "--start-image: not given; must be the images to roll, or use 'meander scheduled'",
 	"prune.log_prob_below": "--prune-log-prob-below: not given; " +
-		"must be there, or --prune-log-prob-above, else no sample is pruned",
+		"must be there, or --prune-log-prob-above, --prune-reward-below or --prune-keep, else no sample is pruned",
 	"tree.branches":         "--tree: not given; must be the tree of --leaf, e.g. 2@2,2@5",
 	"text.interaction":      "--interaction: not given; must be there, because it scores the turns",
 	"text.interaction.name": "--interaction: not given; must be the interaction that the other flags configure",

@@ -80,6 +80,9 @@ type rescorer struct {
 // The same command continues a pass that was interrupted.
 func (r *rescorer) rescore(ctx context.Context, stdout, stderr io.Writer) error {
 	log := r.logger()
+	if len(r.rewards.atSteps) > 0 {
+		return usage(errors.New("--at-steps: given; must be absent: stored samples are judged as they ended"))
+	}
 	change, err := r.changeOf()
 	if err != nil {
 		return usage(err)

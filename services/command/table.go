@@ -41,6 +41,10 @@ func printRun(w io.Writer, r *results.Run) {
 	if s.Evaluations < s.FlatEvaluations {
 		lines = append(lines, evaluations(s.Evaluations, s.FlatEvaluations))
 	}
+	if s.Pruned > 0 {
+		lines = append(lines, fmt.Sprintf("%s ended in the middle: %s saved", present.Count(s.Pruned, "sample"),
+			present.Count(s.SavedEvaluations, "model evaluation")))
+	}
 	if len(s.Engines) > 0 {
 		var by []string
 		for _, name := range slices.Sorted(maps.Keys(s.Engines)) {

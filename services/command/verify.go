@@ -177,6 +177,7 @@ func printReport(out io.Writer, r *verify.Report) {
 		what string
 	}{
 		{r.Failed, "samples failed"},
+		{r.Predictions, "predictions at steps made again"},
 		{r.Said, "answers of interactions, which no model computes again"},
 		{r.Requests, "requests of stages made again"},
 		{r.StagesGone, "not, because what they come out of is gone"},

@@ -75,9 +75,11 @@ type Totals struct {
 	Evaluations        int64 `json:"evaluations"`
 	// FlatEvaluations is what samples without shared steps would need: more than Evaluations for trees.
 	FlatEvaluations int64 `json:"flat_evaluations"`
-	StepBytes       int64 `json:"step_bytes"`
-	TrajectoryBytes int64 `json:"trajectory_bytes"`
-	ImageBytes      int64 `json:"image_bytes"`
+	// PrunedEvaluations is how many of Evaluations rewards at a step save at most: those of the samples beyond Keep.
+	PrunedEvaluations int64 `json:"pruned_evaluations,omitempty"`
+	StepBytes         int64 `json:"step_bytes"`
+	TrajectoryBytes   int64 `json:"trajectory_bytes"`
+	ImageBytes        int64 `json:"image_bytes"`
 }
 
 // addTimes adds the totals of n samples that each cost s.

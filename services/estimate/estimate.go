@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/intake"
 )
@@ -281,6 +282,10 @@ func (p *Estimate) addSamples(requests []*schemas.Request, policy *schemas.Polic
 			return err
 		}
 		p.Cost.addSamplesOf(cost, n)
+	}
+	if r := requests[0]; r.Prune.ByReward() && r.Prune.Keep != nil {
+		_, end := r.Segment()
+		p.Cost.PrunedEvaluations += max(0, n-*r.Prune.Keep) * sampling.Evaluations(&r.Sampling, r.Prune.StepIndex, end)
 	}
 	return nil
 }

@@ -173,6 +173,10 @@ func resolveRewards(p *schemas.Prompt, policy *schemas.Policy, o Origin) ([]sche
 		if err == nil {
 			err = scorer.CheckGroup(r.Name, r.GroupMin, p.Samples())
 		}
+		if err == nil && len(r.AtSteps) > 0 && scorer.RatesGroup(r.Name, r.GroupMin) {
+			err = fmt.Errorf("at_steps: given; must be absent of %s, which rates whole groups of finished samples",
+				r.Name)
+		}
 		if err == nil && policy.Lane != "" {
 			err = scorer.CheckConditions(r.Name, conditionTypes(p, policy))
 		}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/meander-rl/meander/pkg/flow"
@@ -52,11 +53,17 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 	if err != nil {
 		return nil, err
 	}
-	if err := checkPrune(p.Prune, common); err != nil {
+	if err := checkPrune(p.Prune, common, group); err != nil {
+		return nil, err
+	}
+	if err := group.CheckJudgedSteps(common.sampling.Segment()); err != nil {
 		return nil, err
 	}
 	request := newRequest(run, p, policy, group)
 	request.Sampling, request.Outputs, request.Prune = common.sampling, common.outputs, p.Prune
+	if err := setKeep(&request); err != nil {
+		return nil, err
+	}
 	request.ScheduleDigest = request.ComputeScheduleDigest()
 
 	requests := requestPerSample(request, base, p.InitialNoise == schemas.NoiseShared)
@@ -271,17 +278,43 @@ func (x *imageSettings) scheduleDenoising(run schemas.Run, p *schemas.Prompt, po
 	return err
 }
 
-// checkPrune refuses a prune rule whose step the samples never reach, or that has no log-prob before it to decide by.
-func checkPrune(rule *schemas.Prune, x *imageSettings) error {
+// checkPrune refuses a prune rule whose step the samples never reach, or that has no log-prob before it, or no reward
+// there, to decide by.
+func checkPrune(rule *schemas.Prune, x *imageSettings, g *schemas.Group) error {
 	if rule == nil {
 		return nil
 	}
-	if len(x.trainedSteps(int(rule.StepIndex))) == 0 {
+	if rule.ByLogProb() && len(x.trainedSteps(int(rule.StepIndex))) == 0 {
 		return fmt.Errorf("prune.step_index: %d; must be behind a stochastic step: there are no log-probs to judge by",
+			rule.StepIndex)
+	}
+	if rule.ByReward() && !slices.Contains(g.JudgedSteps(), rule.StepIndex) {
+		return fmt.Errorf("prune.step_index: %d; must be in at_steps of a reward function, for rewards to judge by",
 			rule.StepIndex)
 	}
 	if _, end := x.sampling.Segment(); rule.StepIndex >= end {
 		return fmt.Errorf("prune.step_index: %d; must be below %d, where the sample ends", rule.StepIndex, end)
+	}
+	return nil
+}
+
+// setKeep turns the evaluations that a group may take into the number of its samples that go on.
+func setKeep(r *schemas.Request) error {
+	rule := r.Prune
+	if rule == nil || rule.Evaluations == nil {
+		return nil
+	}
+	begin, end := r.Segment()
+	before := r.GroupSize * sampling.Evaluations(&r.Sampling, begin, rule.StepIndex)
+	after := sampling.Evaluations(&r.Sampling, rule.StepIndex, end)
+	keep := (*rule.Evaluations - before) / after
+	if *rule.Evaluations < before+after {
+		return fmt.Errorf("prune.evaluations: %d; must be at least %d: %d samples take %d before step %d, and one "+
+			"that goes on %d more", *rule.Evaluations, before+after, r.GroupSize, before, rule.StepIndex, after)
+	}
+	r.Prune = new(*rule)
+	if keep = min(keep, r.GroupSize); rule.Keep == nil || keep < *rule.Keep {
+		r.Prune.Keep = &keep
 	}
 	return nil
 }

@@ -51,9 +51,10 @@ func (l ctxLock) unlock() { <-l }
 type memo struct {
 	ctxLock
 	waits
-	done   bool       // its reward is stored
-	scores []*scored  // nil: none yet
-	ran    []bus.Made // the stages of the sample, in order; none: it has one
+	done   bool                  // its reward is stored
+	scores []*scored             // nil: none yet
+	ran    []bus.Made            // the stages of the sample, in order; none: it has one
+	midway *schemas.StepQuestion // of a sample in the middle; nil: it has ended
 }
 
 // waits is how long functions have been away, in the order of Group.Reward.

@@ -98,6 +98,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 	g.Go(func() error { return s.controls.Follow(ctx) })
 	g.Go(func() error { return s.followControls(ctx) })
 	g.Go(func() error { return s.scoreLost(ctx) })
+	g.Go(func() error { return s.answerSteps(log.WithContext(ctx)) })
 	instance := "reward-" + strings.ToLower(rand.Text()[:8])
 	g.Go(func() error {
 		return b.Announce(ctx, func() *schemas.Presence { return s.catalog.presence(instance) }, nil)
@@ -140,6 +141,7 @@ type service struct {
 	// putBackSamples wait for another event, pausedSamples for their run to be resumed.
 	putBackSamples, pausedSamples *putBackSamples
 	images                        *imageMemory
+	news                          *stepNews
 	// requests bounds the memory of requests for whole groups.
 	requests *semaphore.Weighted
 }
@@ -163,7 +165,7 @@ func newService(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger)
 	}
 	return &service{
 		cfg: cfg, bus: b, catalog: c, controls: controls, metrics: metrics, cache: newSampleCache(),
-		putBackSamples: newPutBackSamples(), pausedSamples: newPutBackSamples(),
+		putBackSamples: newPutBackSamples(), pausedSamples: newPutBackSamples(), news: newStepNews(),
 		images: newImageMemory(cfg.ImageMiB), requests: semaphore.NewWeighted(int64(cfg.ImageMiB) << 20),
 	}, nil
 }

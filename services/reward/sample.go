@@ -61,7 +61,9 @@ func (s *service) complete(ctx context.Context, t *schemas.Trajectory, seq uint6
 		m.scores = make([]*scored, len(t.Group.Reward))
 		m.waits = newWaits(len(m.scores))
 		for i := range m.scores {
-			if spec := &t.Group.Reward[i]; m.judged(t, spec) == nil {
+			if spec := &t.Group.Reward[i]; spec.Latent {
+				m.scores[i] = &scored{} // it has no part in the reward of a sample that has ended
+			} else if m.judged(t, spec) == nil {
 				m.scores[i] = &scored{Result: scorer.Result{Err: whyNotJudged(t, spec)}}
 			}
 		}
@@ -135,11 +137,15 @@ func (s *service) finish(ctx context.Context, m *memo, r *schemas.Reward) error 
 // score failed.
 func combined(t *schemas.Trajectory, seq uint64, m *memo) *schemas.Reward {
 	r, scores := outline(t, seq), m.scores
-	parts := make([]scorer.Part, len(scores))
+	var parts []scorer.Part
+	var of []int // their places in scores
 	for i, spec := range t.Group.Reward {
-		parts[i] = scorer.Part{
-			Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required, Value: scores[i].Value, Err: scores[i].Err,
+		if spec.Latent && m.midway == nil {
+			continue
 		}
+		of, parts = append(of, i), append(parts, scorer.Part{
+			Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required, Value: scores[i].Value, Err: scores[i].Err,
+		})
 	}
 	var sum float64
 	var err error
@@ -149,7 +155,8 @@ func combined(t *schemas.Trajectory, seq uint64, m *memo) *schemas.Reward {
 	if fault := faultOf(sum); err == nil && fault != nil {
 		err = fmt.Errorf("weighted sum is %w", fault)
 	}
-	for i, part := range parts { // after Combine, which sets the error of values that are not numbers
+	for k, part := range parts { // after Combine, which sets the error of values that are not numbers
+		i := of[k]
 		score := schemas.Score{
 			Name: part.Name, Version: scores[i].version, Weight: part.Weight,
 			DurationNS: max(0, scores[i].took.Nanoseconds()), Members: scores[i].members,
@@ -176,8 +183,7 @@ func combined(t *schemas.Trajectory, seq uint64, m *memo) *schemas.Reward {
 // scoreMissing calls, in parallel, the functions whose scores a sample lacks, and adds the scores to m. A positive
 // after says when to try again those that are busy or away. From due on they count as failed. The error is an
 // imageError, about the sample's image or text, or that of ctx.
-func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *memo,
-	due time.Time,
+func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *memo, due time.Time,
 ) (after time.Duration, err error) {
 	expired := !time.Now().Before(due)
 	limited := ctx
@@ -204,7 +210,7 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 			files[t], texts[t] = s.filesOf(t), &sharedText{bus: s.bus, t: t}
 		}
 		files, text := files[t], texts[t]
-		if t.Text == nil && err == nil {
+		if t.Text == nil && err == nil && !spec.Latent {
 			if of = judged(t, spec.Track, e.scorer); of == nil { // without a file only verdicts are possible
 				err = noMedium(t, spec.Track)
 			}
@@ -224,9 +230,11 @@ func (s *service) scoreMissing(ctx context.Context, t *schemas.Trajectory, m *me
 					Prompt: t.Prompt, GroundTruth: spec.GroundTruth.Text(), Truth: spec.GroundTruth.Value(),
 					Params: spec.Params, Metadata: metadata, Trace: tracing.Header(patient),
 				}
-				var err error
+				err := s.seeMidway(ctx, m.midway, &spec, &in)
 				if t.Text != nil {
 					in.Text, err = text.load(ctx)
+				}
+				if t.Text != nil || spec.Latent {
 					return in, func() {}, err
 				}
 				release, err := files.load(ctx, wait, e.scorer, of, &in)

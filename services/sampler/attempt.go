@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/meander-rl/meander/schemas"
@@ -58,6 +59,10 @@ func (s *service) attemptOnce(ctx, work context.Context, c *worker, req *schemas
 	}
 	r.Encoded()
 	a.episode = episode
+	if _, can := episode.(engine.Predictor); can {
+		next := r.Next() // what it goes on from, it was judged before
+		a.judged = slices.DeleteFunc(req.Group.JudgedSteps(), func(k int64) bool { return k <= next })
+	}
 	a.recordStep = func(step schemas.StepEvent, device time.Duration) error {
 		if err := r.Record(ctx, step, device); err != nil {
 			return err
@@ -98,18 +103,25 @@ func (s *service) pin(ctx context.Context, req *schemas.Request) (*weights.Loade
 	return with, err
 }
 
-// denoise has a scheduler step an attempt until its episode is done; a conversation waits for its interaction in
-// between.
+// denoise has a scheduler step an attempt until its episode is done; in between, a conversation waits for its
+// interaction, and a sample that is judged in the middle for its reward.
 func (a *attempt) denoise(work context.Context) error {
 	if a.episode.Done() {
 		a.started = time.Now()
 		return nil
 	}
 	for {
-		if err := a.runSteps(work); err != nil || engine.Asks(a.episode) == nil {
-			return err
+		err := a.runSteps(work)
+		switch {
+		case err != nil:
+		case a.isJudged():
+			err = a.service.judgeStep(work, a)
+		case engine.Asks(a.episode) != nil:
+			err = a.service.askInteraction(work, a.req, a.recorder, a.episode.(engine.Talker))
+		default:
+			return nil
 		}
-		if err := a.service.askInteraction(work, a.req, a.recorder, a.episode.(engine.Talker)); err != nil {
+		if err != nil {
 			return err
 		}
 		if a.episode.Done() {

@@ -30,6 +30,7 @@ type instruments struct {
 	Superseded prometheus.Counter     `metric:"superseded_messages_total" help:"steps of attempts that a stored trajectory does not name, removed"`
 	Conversing prometheus.Gauge       `metric:"conversing_samples" help:"samples that wait for their interaction"`
 	Replies    *prometheus.CounterVec `metric:"interaction_replies_total" labels:"state" help:"answers of models that went to an interaction, by what came back"`
+	Judging    prometheus.Gauge       `metric:"judged_samples" help:"samples in the middle that wait for their reward at a step"`
 	Joining    prometheus.Gauge       `metric:"joining_samples" help:"samples that wait for a place in a micro-batch"`
 	Denoising  prometheus.Gauge       `metric:"denoising_samples" help:"samples in micro-batches"`
 	Places     prometheus.Gauge       `metric:"batch_places" help:"samples that micro-batches have room for: batch times workers"`

@@ -104,7 +104,7 @@ func (s *scheduler) stepBatch(ctx context.Context, batch []*attempt) {
 		}
 		a.device += took / time.Duration(len(batch))
 		err := engine.Guarded(func() error { return s.recordEvents(a) })
-		if err != nil || a.episode.Done() || engine.Asks(a.episode) != nil {
+		if err != nil || a.episode.Done() || a.isJudged() || engine.Asks(a.episode) != nil {
 			s.endAttempt(a, err)
 		}
 	}

@@ -70,6 +70,9 @@ type attempt struct {
 	// betweenSteps is called between two Steps, after the events are recorded; nil: nothing is called.
 	betweenSteps func() error
 
+	// judged are the steps at which it leaves the scheduler, to be judged by its prediction, ascending.
+	judged []int64
+
 	tick     uint64        // of the last batch that it was in
 	device   time.Duration // since the last step
 	started  time.Time     // when it was first admitted

@@ -27,6 +27,8 @@ type Report struct {
 	// Steps counts recomputed log-probs; StepsSkipped stochastic steps whose latents were not kept.
 	Steps        int `json:"steps"`
 	StepsSkipped int `json:"steps_skipped"`
+	// Predictions counts those of samples in the middle that functions judged, made again.
+	Predictions int `json:"predictions,omitempty"`
 	// StepsGone counts events that trajectories name and that are no longer stored, or not completely.
 	StepsGone int `json:"steps_gone"`
 	// StepsFreed counts those of StepsGone that were freed because all had read them: their prompt said so.
@@ -148,7 +150,7 @@ func (r *Report) setUnproven() {
 	case r.ConditioningGone > 0:
 		r.Unproven = fmt.Sprintf("%d of the stored prompt embeddings and masks gone: removed by age or by hand",
 			r.ConditioningGone)
-	case r.Steps > 0 || r.States > 0 || r.Rolled > 0 || r.Tokens > 0 || r.Drawn > 0:
+	case r.Steps > 0 || r.States > 0 || r.Predictions > 0 || r.Rolled > 0 || r.Tokens > 0 || r.Drawn > 0:
 	case r.NotComputed > 0:
 		r.Unproven = fmt.Sprintf("%d of the samples are from a server, and cannot be computed again: their digests "+
 			"alone were checked", r.NotComputed)

@@ -167,6 +167,8 @@ func (v *verifier) checkAll(ctx context.Context) error {
 		}
 		if t.StopReason != schemas.StopCompleted {
 			v.report.Failed++
+		}
+		if t.StopReason != schemas.StopCompleted && !endedByReward(t) {
 			continue
 		}
 		if t.Text != nil && t.Text.SaidBy != "" {
@@ -260,9 +262,9 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 	if err != nil {
 		return err
 	}
-	s.steps, s.latents = steps, s.storedLatents(steps)
-	card := s.image.Card()
-	if err := cmp.Or(images.CheckLatents(card, t), images.CheckSettings(card, &t.Sampling)); err != nil {
+	s.steps = steps
+	whole := t.StopReason == schemas.StopCompleted
+	if err := s.fits(whole); err != nil {
 		s.fault(-1, "%v", err)
 		return nil
 	}
@@ -272,6 +274,9 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		}
 		s.fault(-1, "encode prompt: %v", err)
 		return nil
+	}
+	if err := s.checkJudgedSteps(ctx); err != nil || !whole {
+		return err
 	}
 	if err := s.checkConditioning(ctx); err != nil {
 		return err
@@ -296,6 +301,17 @@ func (v *verifier) checkTrajectory(ctx context.Context, t *schemas.Trajectory) e
 		return s.makeAgain(ctx, plan)
 	}
 	return nil
+}
+
+// fits reads the latents of a whole sample, and returns what of the sample the model does not fit.
+func (s *sample) fits(whole bool) error {
+	card := s.image.Card()
+	unfit := images.CheckSettings(card, &s.t.Sampling)
+	if whole {
+		s.latents = s.storedLatents(s.steps)
+		unfit = cmp.Or(images.CheckLatents(card, s.t), unfit)
+	}
+	return unfit
 }
 
 // checkDigests checks the digests of a sample that no model here can compute again, as a server drew it.
@@ -451,7 +467,7 @@ func (s *sample) loadSteps(ctx context.Context) ([]*schemas.Step, error) {
 		content = append(content, digest)
 		steps[i] = step
 	}
-	if len(content) == len(steps) {
+	if len(content) == len(steps) && t.StopReason == schemas.StopCompleted {
 		if got := schemas.StepsDigest(content); got != t.ContentDigest {
 			s.fault(-1, "content_digest: stored %.16s, the steps give %.16s", t.ContentDigest, got)
 		}

@@ -1,7 +1,8 @@
 // Package engine says what a sampler needs of whatever makes its samples. A Network is an open model. Its Engine makes
 // rollouts, each of which is an Episode: the scheduler steps many episodes in one call. A Change is what a policy
 // changes in the checkpoint. What only some networks can is in their Abilities; what only some episodes can are
-// interfaces of their own (Switcher, Talker, Texter). There is one package for each kind of sample: images and texts.
+// interfaces of their own (Switcher, Talker, Texter, Predictor). There is one package for each kind of sample: images
+// and texts.
 package engine
 
 import (
@@ -110,6 +111,13 @@ type Episode interface {
 
 // Switcher is an episode that can go on with another engine of the same model between two steps: with newer weights.
 type Switcher interface{ Switch(to Engine) }
+
+// Predictor is an episode that says in the middle what its sample would end with: the latents F32 [S, C] if the
+// velocity at the beginning of the last step that Take returned held until sigma 0, decoded if asked. It adds to the
+// trajectory what Finish does. It is asked before the next Step.
+type Predictor interface {
+	Predict(ctx context.Context, t *schemas.Trajectory, decode bool) (media.Media, schemas.Tensor, error)
+}
 
 // Seer is an engine that says what its network takes the state of a sample before step i for: an image, as a PNG. One
 // goroutine at a time may ask.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -202,6 +203,31 @@ func (r *Recorder) AwaitStored() {
 	}
 }
 
+// Midway returns the trajectory of a sample that would end here, once its steps are stored, with the decoded prediction
+// of its end; with latents the prediction itself, too.
+func (r *Recorder) Midway(ctx context.Context, e engine.Predictor, decode, latents bool,
+) (t *schemas.Trajectory, x *schemas.Tensor, err error) {
+	t = r.trajectory()
+	if t.Steps, err = r.Stored(ctx); err != nil {
+		return nil, nil, err
+	}
+	m, prediction, err := e.Predict(ctx, t, decode)
+	if err != nil {
+		return nil, nil, err
+	}
+	next := r.Next()
+	t.StopReason, t.Stop = schemas.StopCompleted, &schemas.SegmentStop{StepIndex: next, Decode: decode}
+	t.ContentDigest = schemas.StepsDigest(r.content)
+	t.LatentStepIndices = slices.DeleteFunc(slices.Clone(t.LatentStepIndices), func(i int64) bool { return i >= next })
+	if latents {
+		x = &prediction
+		if err := r.storeTensors(ctx, inlineText, field{"prediction", x}); err != nil {
+			return nil, nil, err
+		}
+	}
+	return t, x, r.storeMedia(ctx, t, m)
+}
+
 // Failed returns the trajectory of a sample that cannot be made; cause is the reason.
 func (r *Recorder) Failed(cause error) *schemas.Trajectory {
 	now := r.received.UnixNano()
@@ -346,7 +372,7 @@ func (r *Recorder) storeMedium(ctx context.Context, m *schemas.Medium, file []by
 	return nil
 }
 
-// inlineText is the size in bytes from which on a tensor of a text goes to the object store.
+// inlineText is the size in bytes from which on a tensor of a text, or a prediction, goes to the object store.
 const inlineText = 16 << 10
 
 // storeText uploads the large tensors of a text; nil: the sample is of another kind.

@@ -33,9 +33,11 @@ const (
 // the server while it reads a step, and may pass.
 func (r *Recorder) Resume(ctx context.Context) (*schemas.SegmentStart, error) {
 	plan := sampling.Plan(&r.req.Sampling)
+	judged := r.req.Group.JudgedSteps()
 	states := slices.DeleteFunc(slices.Concat(r.req.CheckpointStepIndices, r.req.ReturnStepIndices),
 		func(i int64) bool {
-			return i <= int64(plan.Begin) || i >= int64(plan.End) || plan.CheckStart(int(i)) != nil
+			return i <= int64(plan.Begin) || i >= int64(plan.End) || plan.CheckStart(int(i)) != nil ||
+				slices.Contains(judged, i) // it is judged there by the velocity of the step before, which is not stored
 		})
 	if len(states) == 0 {
 		return nil, nil

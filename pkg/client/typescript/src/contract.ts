@@ -662,7 +662,7 @@ export interface ImageSettings {
   scheduled_sampling?: ScheduledSampling | null;
   /** tree makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the number of its leaves. Default: samples share no steps. */
   tree?: Tree | null;
-  /** prune ends samples in the middle whose log-probs are out of bounds. Default: none is. */
+  /** prune ends samples in the middle, by their log-probs or by rewards at a step. Default: none is. */
   prune?: Prune | null;
 }
 
@@ -1192,7 +1192,7 @@ export interface Prompt {
   scheduled_sampling?: ScheduledSampling | null;
   /** tree makes the samples the leaves of one tree, which share their steps up to its branch points. group_size is the number of its leaves. Default: samples share no steps. */
   tree?: Tree | null;
-  /** prune ends samples in the middle whose log-probs are out of bounds. Default: none is. */
+  /** prune ends samples in the middle, by their log-probs or by rewards at a step. Default: none is. */
   prune?: Prune | null;
   /** model is the lane that serves the prompt. Default: the only lane there is. */
   model?: string | null;
@@ -1262,7 +1262,7 @@ export interface Provenance {
   timings: SampleTimings;
 }
 
-/** Prune ends a sample in the middle if, at a step, its log-probs so far are out of bounds. The group closes without them, as without samples that failed. */
+/** Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of their group at the step leave out. The group closes without them, as without samples that failed. */
 export interface Prune {
   /** step_index is the boundary at which samples are judged: the steps before it have run. */
   step_index: number;
@@ -1270,6 +1270,16 @@ export interface Prune {
   log_prob_below?: number | null;
   /** log_prob_above prunes those with one above this. */
   log_prob_above?: number | null;
+  /** reward_below prunes samples whose reward at the step is below this. A function has the step among its at_steps. */
+  reward_below?: number | null;
+  /** keep is how many samples of the group go on, chosen by their rewards at the step. Default: all, or what evaluations allows. */
+  keep?: number | null;
+  /** evaluations bounds those of the network that a group takes, in place of keep: so many samples go on. Default: any number. */
+  evaluations?: Integer | null;
+  /** keep_by chooses them: those of the highest rewards, or those whose rewards have the largest variance, of which some are the highest and some the lowest, as in arXiv 2504.13818. Default: highest, with keep or evaluations. */
+  keep_by?: "highest" | "spread" | null;
+  /** unless_std_above has all of a group go on whose rewards at the step have a standard deviation above this: there more samples tell more. So a group is large where that informs, and small where not. Default: whatever it is. */
+  unless_std_above?: number | null;
 }
 
 /** RatedMember is what a Rating says of one sample. */
@@ -1488,7 +1498,7 @@ export interface Request {
   return_conditioning?: boolean | null;
   /** schedule_digest is the SHA-256 over what must be equal in a group: sigmas, transitions, noise level, solver, kind of log-prob, dtype of latents, guidance scale and size; of text how its tokens are drawn. */
   schedule_digest: string;
-  /** prune ends the sample in the middle where its log-probs are out of bounds. */
+  /** prune ends the sample in the middle, by its log-probs or by rewards at a step. */
   prune?: Prune | null;
   /** waiting requests with a higher one go first */
   priority: number;
@@ -1558,6 +1568,10 @@ export interface RewardSpec {
   stage?: string | null;
   /** group_min has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is the fewest samples that it is asked about: in a group that has fewer to show, the score fails. Default: each sample is rated by itself. */
   group_min?: number | null;
+  /** at_steps are steps before which it judges the sample, too: what the sample would end with if the velocity of the step before held. The function is told the step. Prune may end samples by these rewards. Default: finished samples are judged. */
+  at_steps?: number[] | null;
+  /** latent shows it latents instead of a decoded image, at at_steps alone: it has no part in the reward of the sample. */
+  latent?: boolean | null;
   /** ground_truth is the right answer, for scorers that compare: a text, or any value of JSON. */
   ground_truth?: unknown | null;
   /** params are options of the function by name, such as psm of ocr; one that it does not have is refused. */
@@ -1954,6 +1968,10 @@ export interface ScoreMember {
   text?: string | null;
   /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
   messages?: Message[] | null;
+  /** step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them. */
+  step_index?: number | null;
+  /** step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them. */
+  latents?: Tensor | null;
   /** trajectory is the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits. */
   trajectory?: string | null;
   /** ref is a blob with this map, where the request would not fit into a message; the map here has nothing else then. */
@@ -2014,6 +2032,10 @@ export interface ScoreRequest {
   text?: string | null;
   /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
   messages?: Message[] | null;
+  /** step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them. */
+  step_index?: number | null;
+  /** step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them. */
+  latents?: Tensor | null;
   /** trajectory is the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits. */
   trajectory?: string | null;
   /** group_size is how many samples the prompt asked for, where the function rates whole groups (RewardSpec.GroupMin). */
@@ -2040,6 +2062,10 @@ export interface ScoreSample {
   text?: string | null;
   /** text is an answer of a language model, messages the conversation that it is to. Of an image both are absent. */
   messages?: Message[] | null;
+  /** step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them. */
+  step_index?: number | null;
+  /** step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them. */
+  latents?: Tensor | null;
   /** trajectory is the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits. */
   trajectory?: string | null;
 }
@@ -2072,6 +2098,38 @@ export interface SegmentStop {
   step_index: number;
   /** decode says that there is an image, although the sample stops with noise in it. */
   decode?: boolean | null;
+}
+
+/** SelectedMember is a sample of a Selection. */
+export interface SelectedMember {
+  /** place of the sample in its group, from 0 */
+  sample_index: number;
+  /** reward is that of the step; null: its functions failed, and the sample goes on. */
+  reward: number | null;
+  /** stopped says why the sample ends; absent: it goes on. */
+  stopped?: string | null;
+}
+
+/** Selection says which samples of a group end at a step, by the rule of its prompt for the rewards of steps. It is stored once, before any of them ends or goes on. */
+export interface Selection {
+  /** schema version of the event's type */
+  v: 1;
+  /** name of the run that the event belongs to */
+  run: string;
+  /** group key: all samples of one prompt have it, unique in the run */
+  uid: string;
+  /** number of samples of the group */
+  group_size: number;
+  /** place of the step, from 0, the noisiest */
+  step_index: number;
+  /** rule is that of the prompt: rule.Select gives which members end. */
+  rule: Prune;
+  /** members are the samples with a reward at the step. Others go on: they came too late, or have ended before. */
+  members: SelectedMember[] | null;
+  /** saved_evaluations are those of the network that the ended samples do not take. */
+  saved_evaluations: Integer;
+  /** at is when it was decided, Unix nanoseconds. */
+  at: Integer;
 }
 
 /** StageResult is a stage that ran for a sample. */
@@ -2166,7 +2224,7 @@ export interface StageSpec {
   scheduled_sampling?: ScheduledSampling | null;
   /** tree makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the number of its leaves. Default: samples share no steps. */
   tree?: Tree | null;
-  /** prune ends samples in the middle whose log-probs are out of bounds. Default: none is. */
+  /** prune ends samples in the middle, by their log-probs or by rewards at a step. Default: none is. */
   prune?: Prune | null;
   /** model is the lane that serves the prompt. Default: the only lane there is. */
   model?: string | null;
@@ -2280,6 +2338,38 @@ export interface StepRef {
   digest: string;
   /** attempt made the step, where the trajectory names another. Default: the trajectory's. */
   attempt?: string | null;
+}
+
+/** StepReward is what reward functions say in the middle of a sample: of its prediction, the sample that it would end with if the velocity of the step before held until sigma 0. It is stored once, and the sample goes on, or ends, when it is. */
+export interface StepReward {
+  /** schema version of the event's type */
+  v: 1;
+  /** name of the run that the event belongs to */
+  run: string;
+  /** group key: all samples of one prompt have it, unique in the run */
+  uid: string;
+  /** place of the sample in its group, from 0 */
+  sample_index: number;
+  /** number of samples of the group */
+  group_size: number;
+  /** step_index is the boundary at which the sample was judged: the steps before it have run. */
+  step_index: number;
+  /** status is scored, or failed: error says why. reward is the weighted sum of the scores; null unless scored. */
+  status: "scored" | "failed" | "pruned";
+  /** status is scored, or failed: error says why. reward is the weighted sum of the scores; null unless scored. */
+  error?: string | null;
+  /** status is scored, or failed: error says why. reward is the weighted sum of the scores; null unless scored. */
+  reward: number | null;
+  /** outcome of each reward function */
+  scores: Score[] | null;
+  /** media are the decoded prediction; none where all functions see latents, the prediction itself, F32 [S, C]. */
+  media?: Medium[] | null;
+  /** media are the decoded prediction; none where all functions see latents, the prediction itself, F32 [S, C]. */
+  latents?: Tensor | null;
+  /** content_digest is that of the steps that have run, as of a trajectory that ends with them. */
+  content_digest: string;
+  /** scored is when the last of its scores was there, Unix nanoseconds. */
+  scored: Integer;
 }
 
 /** StepSeed is what keys the noise of the steps from step_index on. */
@@ -2914,6 +3004,10 @@ export interface Events {
   verdict: Verdict;
   /** what a reward function of one's own said of a whole group */
   rating: Rating;
+  /** the score of a sample in the middle */
+  step_reward: StepReward;
+  /** which samples of a group end at a step */
+  selection: Selection;
   /** the score of one sample as it is published; the stream stores it on the subject of the channel reward */
   reward_published: Reward;
   /** the score of one sample */
@@ -2959,6 +3053,8 @@ export const subjects = {
   trajectory: (run: Token, uid: Token, sample: Token, stage: Token) => `mdr.v1.trajectory.${run}.${uid}.${sample}.${stage}`,
   verdict: (run: Token, uid: Token, sample: Token, name: Token) => `mdr.v1.verdict.${run}.${uid}.${sample}.${name}`,
   rating: (run: Token, uid: Token, reward: Token) => `mdr.v1.rating.${run}.${uid}.${reward}`,
+  step_reward: (run: Token, uid: Token, sample: Token, step: Token) => `mdr.v1.step_reward.${run}.${uid}.${sample}.${step}`,
+  selection: (run: Token, uid: Token, step: Token) => `mdr.v1.selection.${run}.${uid}.${step}`,
   reward_published: (run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${run}.${batch}.${uid}.${sample}`,
   reward: (partition: Token, run: Token, batch: Token, uid: Token, sample: Token) => `mdr.v1.reward.${partition}.${run}.${batch}.${uid}.${sample}`,
   advantage: (run: Token, uid: Token) => `mdr.v1.advantage.${run}.${uid}`,
@@ -2987,6 +3083,8 @@ export const filters = {
   trajectory: (run: Token) => `mdr.v1.trajectory.${run}.*.*.*`,
   verdict: (run: Token) => `mdr.v1.verdict.${run}.*.*.*`,
   rating: (run: Token) => `mdr.v1.rating.${run}.*.*`,
+  step_reward: (run: Token) => `mdr.v1.step_reward.${run}.*.*.*`,
+  selection: (run: Token) => `mdr.v1.selection.${run}.*.*`,
   reward: (run: Token) => `mdr.v1.reward.*.${run}.*.*.*`,
   advantage: (run: Token) => `mdr.v1.advantage.${run}.*`,
   batch: (run: Token) => `mdr.v1.batch.${run}.*`,
@@ -3008,6 +3106,8 @@ export const streams = {
   trajectory: "MDR_TRAJECTORIES",
   verdict: "MDR_VERDICTS",
   rating: "MDR_VERDICTS",
+  step_reward: "MDR_VERDICTS",
+  selection: "MDR_VERDICTS",
   reward: "MDR_REWARDS",
   advantage: "MDR_ADVANTAGES",
   batch: "MDR_ADVANTAGES",
@@ -3077,7 +3177,7 @@ export const structs: Record<string, Record<string, string>> = {
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
   Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","rules":"[RuleSpec]?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","tenant":"str?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
-  Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
+  Prune: {"evaluations":"int?","keep":"int?","keep_by":"str?","log_prob_above":"number?","log_prob_below":"number?","reward_below":"number?","step_index":"int","unless_std_above":"number?"},
   RatedMember: {"detail":"str?","error":"str?","sample_index":"int","stage":"str?","trajectory_seq":"int","value":"number?"},
   Rating: {"at":"int","duration_ns":"int","function":"int","group_size":"int","members":"[RatedMember]","name":"str","preferences":"[Preference]?","run":"str","uid":"str","v":"int","version":"str"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},
@@ -3087,7 +3187,7 @@ export const structs: Record<string, Record<string, string>> = {
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
   Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","policy_version":"int?","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","tenant":"str?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
   Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","stages":"[StageScored]?","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
-  RewardSpec: {"ground_truth":"any??","group_min":"int?","name":"str","params":"map?","required":"bool?","stage":"str?","track":"str?","weight":"number?"},
+  RewardSpec: {"at_steps":"[int]?","ground_truth":"any??","group_min":"int?","latent":"bool?","name":"str","params":"map?","required":"bool?","stage":"str?","track":"str?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
   RollSettings: {"compat":"str","decode":"bool?","order":"int","prediction":"str","reflexflow":"ReflexFlow?","sampler":"str","timesteps":"int"},
   Rolled: {"a":"number","biased":"Prediction?","clean":"Prediction?","drift":"number?","forwards":"int","latents":"Tensor","noised":"Medium?","reflexflow":"ReflexTerms?","teacher":"Medium?","teacher_digest":"str","timestep":"number","u":"number"},
@@ -3104,20 +3204,23 @@ export const structs: Record<string, Record<string, string>> = {
   ScheduledSampling: {"base_timesteps":"[number]","compat":"str?","decode":"bool?","max_step_offset":"int?","order":"int?","probability":"number?","ramp":"ProbabilityRamp?","reflexflow":"ReflexFlow?","sampler":"str?","seed":"int?","strategy":"str?","timesteps":"int?","train_step":"int?"},
   Score: {"detail":"str?","duration_ns":"int","error":"str?","exact":"bool?","members":"int?","name":"str","stage":"str?","status":"str","value":"number?","version":"str","weight":"number"},
   ScoreCondition: {"file":"bytes","name":"str","type":"str"},
-  ScoreMember: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","image":"bytes","image_format":"str","messages":"[Message]?","ref":"Ref?","sample_index":"int","text":"str?","trajectory":"str?"},
+  ScoreMember: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","image":"bytes","image_format":"str","latents":"Tensor?","messages":"[Message]?","ref":"Ref?","sample_index":"int","step_index":"int?","text":"str?","trajectory":"str?"},
   ScoreMissing: {"sample_index":"int","why":"str"},
   ScoreReply: {"detail":"str?","error":"str?","preferences":"[Preference]?","retry":"bool?","score":"number?","scores":"[MemberScore]?","v":"int"},
-  ScoreRequest: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","group_size":"int?","image":"bytes","image_format":"str","members":"[ScoreMember]?","messages":"[Message]?","metadata":"map?","missing":"[ScoreMissing]?","name":"str","params":"map","prompt":"str","text":"str?","trajectory":"str?","v":"int"},
-  ScoreSample: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","image":"bytes","image_format":"str","messages":"[Message]?","text":"str?","trajectory":"str?"},
+  ScoreRequest: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","ground_truth":"any?","group_size":"int?","image":"bytes","image_format":"str","latents":"Tensor?","members":"[ScoreMember]?","messages":"[Message]?","metadata":"map?","missing":"[ScoreMissing]?","name":"str","params":"map","prompt":"str","step_index":"int?","text":"str?","trajectory":"str?","v":"int"},
+  ScoreSample: {"audio":"bytes?","conditions":"[ScoreCondition]?","frames":"[bytes]?","image":"bytes","image_format":"str","latents":"Tensor?","messages":"[Message]?","step_index":"int?","text":"str?","trajectory":"str?"},
   SegmentData: {"group_digest":"str?","image":"Ref?","latents":"Tensor?"},
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},
+  SelectedMember: {"reward":"number?","sample_index":"int","stopped":"str?"},
+  Selection: {"at":"int","group_size":"int","members":"[SelectedMember]","rule":"Prune","run":"str","saved_evaluations":"int","step_index":"int","uid":"str","v":"int"},
   StageResult: {"sample_index":"int","stage":"str","trajectory_seq":"int"},
   StageScored: {"content_digest":"str","lane":"str","policy_version_max":"int","policy_version_min":"int","sample_index":"int","schedule_digest":"str","segments":"[int]?","stage":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int"},
   StageSpec: {"arguments":"map?","base_digest":"str?","cfg_from":"number?","cfg_until":"number?","children":"int?","conditions":"[Condition]?","credit":"[CreditShare]?","frames":"int?","frozen":"bool?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","interaction":"Interaction?","messages":"[Message]?","min_policy_version":"int?","model":"str?","name":"str","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tenant":"str?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   Start: {"branch":"Branch?","data":"Data?","latents":"Tensor?","sigma":"number?","step_index":"int?"},
   Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},
   StepRef: {"attempt":"str?","digest":"str","seq":"int"},
+  StepReward: {"content_digest":"str","error":"str?","group_size":"int","latents":"Tensor?","media":"[Medium]?","reward":"number?","run":"str","sample_index":"int","scored":"int","scores":"[Score]","status":"str","step_index":"int","uid":"str","v":"int"},
   StepSeed: {"seed":"int","step_index":"int"},
   StepTrack: {"elements":"int","log_prob":"number?","log_prob_sum":"number?","name":"str","shape":"[int]"},
   Stop: {"decode":"bool?","sigma":"number?","step_index":"int?"},

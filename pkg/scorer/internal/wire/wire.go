@@ -78,6 +78,11 @@ func NewSample(in scorer.Input, format string) (s Sample, err error) {
 			return s, fmt.Errorf("ground truth: %w", err)
 		}
 	}
+	s.StepIndex = in.Step
+	if x := in.Latents; x != nil {
+		s.Latents = &schemas.Tensor{DType: "F32", Shape: x.Shape, Data: x.Data}
+		return s, nil
+	}
 	if x := in.Text; x != nil {
 		s.Text, s.Trajectory = &x.Answer, x.Trajectory
 		for _, m := range x.Messages {

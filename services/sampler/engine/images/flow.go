@@ -41,7 +41,10 @@ func (e *flowEngine) Backend() string { return e.card.Backend }
 type flowEpisode struct {
 	evaluated
 	rollout *flow.Rollout
+	made    *flow.Step // the last step that was completed; its slices are valid until the next evaluation
 }
+
+var _ engine.Predictor = (*flowEpisode)(nil)
 
 // evaluated is what flowEpisode and rolledEpisode share: they evaluate the model at one point at a time.
 type evaluated struct {
@@ -206,7 +209,28 @@ func (p *flowEpisode) advance() (*schemas.Step, error) {
 	if err != nil || step == nil { // nil: the solver wants another evaluation
 		return nil, err
 	}
+	p.made = step
 	return p.event(step), nil
+}
+
+// Predict implements engine.Predictor.
+func (p *flowEpisode) Predict(ctx context.Context, t *schemas.Trajectory, decode bool,
+) (m media.Media, _ schemas.Tensor, err error) {
+	p.finish(t)
+	x := Predicted(p.made.X, p.made.Velocity, p.made.Sigma)
+	if decode {
+		m, err = p.decode(ctx, x)
+	}
+	return m, tensorOf(string(tensor.F32), p.shape(), x), err
+}
+
+// Predicted returns the sample that a state x [S, C] ends with if its velocity v holds until sigma 0.
+func Predicted(x, v []float32, sigma float32) []float32 {
+	out := make([]float32, len(x))
+	for i := range x {
+		out[i] = x[i] - sigma*v[i]
+	}
+	return out
 }
 
 func (p *flowEpisode) Done() bool { return p.rollout.Done() }

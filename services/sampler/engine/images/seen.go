@@ -49,9 +49,7 @@ func (e *flowEngine) Seen(ctx context.Context, t *schemas.Trajectory, i int64, s
 		if err != nil {
 			return nil, err
 		}
-		for k := range x {
-			x[k] -= t.Sigmas[i] * v[k]
-		}
+		x = Predicted(state, v, t.Sigmas[i])
 	}
 	m, err := model.Decode(ctx, e.model, x, sampling.SizeOf(&t.Sampling), conds[0])
 	if err != nil {

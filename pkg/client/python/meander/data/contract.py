@@ -1222,7 +1222,7 @@ class ImageSettings(TypedDict):
     scheduled_sampling: makes latents to train on instead of images (map). Default: ordinary rollouts.
     tree: makes the samples the leaves of one tree, which share their steps up to its branch points.
         GroupSize is the number of its leaves (map). Default: samples share no steps.
-    prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+    prune: ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is.
     """
 
     negative_prompt: NotRequired[str | None]
@@ -1291,7 +1291,7 @@ class ImageSettings(TypedDict):
     """makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the
     number of its leaves (map). Default: samples share no steps."""
     prune: NotRequired[Prune | None]
-    """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
+    """ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is."""
 
 
 class IndexedTensor(TypedDict):
@@ -2256,7 +2256,7 @@ class Prompt(TypedDict):
     scheduled_sampling: makes latents to train on instead of images (map). Default: ordinary rollouts.
     tree: makes the samples the leaves of one tree, which share their steps up to its branch points.
         group_size is the number of its leaves (map). Default: samples share no steps.
-    prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+    prune: ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is.
     model: the lane that serves the prompt (token). Default: the only lane there is.
     tenant: has the samples made with the weights of one of those who have weights of their own on the lane
         (token). Default: main, the lane's own.
@@ -2381,7 +2381,7 @@ class Prompt(TypedDict):
     """makes the samples the leaves of one tree, which share their steps up to its branch points. group_size is the
     number of its leaves (map). Default: samples share no steps."""
     prune: NotRequired[Prune | None]
-    """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
+    """ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is."""
     model: NotRequired[str | None]
     """the lane that serves the prompt (token). Default: the only lane there is."""
     tenant: NotRequired[str | None]
@@ -2487,12 +2487,24 @@ class Provenance(TypedDict):
 
 
 class Prune(TypedDict):
-    """Prune ends a sample in the middle if, at a step, its log-probs so far are out of bounds. The group closes
-    without them, as without samples that failed.
+    """Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of
+    their group at the step leave out. The group closes without them, as without samples that failed.
 
     step_index: the boundary at which samples are judged: the steps before it have run (integer 1 to 999).
     log_prob_below: prunes samples whose stochastic steps so far have a mean log-prob below this (number).
     log_prob_above: prunes those with one above this (number).
+    reward_below: prunes samples whose reward at the step is below this. A function has the step among its
+        at_steps (number -1000000000000000000000000000000 to 1000000000000000000000000000000).
+    keep: how many samples of the group go on, chosen by their rewards at the step (integer 1 to 1024).
+        Default: all, or what evaluations allows.
+    evaluations: bounds those of the network that a group takes, in place of keep: so many samples go on
+        (integer ≥ 1). Default: any number.
+    keep_by: chooses them: those of the highest rewards, or those whose rewards have the largest variance, of
+        which some are the highest and some the lowest, as in arXiv 2504.13818 (highest, spread). Default:
+        highest, with keep or evaluations.
+    unless_std_above: has all of a group go on whose rewards at the step have a standard deviation above
+        this: there more samples tell more. So a group is large where that informs, and small where not
+        (number 0 to 1000000000000000000000000000000). Default: whatever it is.
     """
 
     step_index: int
@@ -2501,6 +2513,23 @@ class Prune(TypedDict):
     """prunes samples whose stochastic steps so far have a mean log-prob below this (number)."""
     log_prob_above: NotRequired[float | None]
     """prunes those with one above this (number)."""
+    reward_below: NotRequired[float | None]
+    """prunes samples whose reward at the step is below this. A function has the step among its at_steps (number
+    -1000000000000000000000000000000 to 1000000000000000000000000000000)."""
+    keep: NotRequired[int | None]
+    """how many samples of the group go on, chosen by their rewards at the step (integer 1 to 1024). Default: all,
+    or what evaluations allows."""
+    evaluations: NotRequired[int | None]
+    """bounds those of the network that a group takes, in place of keep: so many samples go on (integer ≥ 1).
+    Default: any number."""
+    keep_by: NotRequired[Literal["highest", "spread"] | None]
+    """chooses them: those of the highest rewards, or those whose rewards have the largest variance, of which some
+    are the highest and some the lowest, as in arXiv 2504.13818 (highest, spread). Default: highest, with keep
+    or evaluations."""
+    unless_std_above: NotRequired[float | None]
+    """has all of a group go on whose rewards at the step have a standard deviation above this: there more samples
+    tell more. So a group is large where that informs, and small where not (number 0 to
+    1000000000000000000000000000000). Default: whatever it is."""
 
 
 class RatedMember(TypedDict):
@@ -2793,7 +2822,7 @@ class Request(TypedDict):
     schedule_digest: the SHA-256 over what must be equal in a group: sigmas, transitions, noise level,
         solver, kind of log-prob, dtype of latents, guidance scale and size; of text how its tokens are
         drawn (digest).
-    prune: ends the sample in the middle where its log-probs are out of bounds (map).
+    prune: ends the sample in the middle, by its log-probs or by rewards at a step (map).
     priority: waiting requests with a higher one go first (integer -1000000 to 1000000).
     min_policy_version: a sampler with older weights leaves the request to others (integer ≥ 0).
     policy_version: the version of the weights that the sample is made with; absent: the newest (integer ≥
@@ -2906,7 +2935,7 @@ class Request(TypedDict):
     """the SHA-256 over what must be equal in a group: sigmas, transitions, noise level, solver, kind of log-prob,
     dtype of latents, guidance scale and size; of text how its tokens are drawn (digest)."""
     prune: NotRequired[Prune | None]
-    """ends the sample in the middle where its log-probs are out of bounds (map)."""
+    """ends the sample in the middle, by its log-probs or by rewards at a step (map)."""
     priority: int
     """waiting requests with a higher one go first (integer -1000000 to 1000000)."""
     min_policy_version: int
@@ -3007,6 +3036,11 @@ class RewardSpec(TypedDict):
     group_min: has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is
         the fewest samples that it is asked about: in a group that has fewer to show, the score fails
         (integer 0 to 1024). Default: each sample is rated by itself.
+    at_steps: steps before which it judges the sample, too: what the sample would end with if the velocity of
+        the step before held. The function is told the step. Prune may end samples by these rewards (list of
+        integer 1 to 999). Default: finished samples are judged.
+    latent: shows it latents instead of a decoded image, at at_steps alone: it has no part in the reward of
+        the sample (true or false). Default: false.
     ground_truth: the right answer, for scorers that compare: a text, or any value of JSON (any value of
         JSON).
     params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -3031,6 +3065,13 @@ class RewardSpec(TypedDict):
     """has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is the fewest
     samples that it is asked about: in a group that has fewer to show, the score fails (integer 0 to 1024).
     Default: each sample is rated by itself."""
+    at_steps: NotRequired[list[int] | None]
+    """steps before which it judges the sample, too: what the sample would end with if the velocity of the step
+    before held. The function is told the step. Prune may end samples by these rewards (list of integer 1 to
+    999). Default: finished samples are judged."""
+    latent: NotRequired[bool | None]
+    """shows it latents instead of a decoded image, at at_steps alone: it has no part in the reward of the sample
+    (true or false). Default: false."""
     ground_truth: NotRequired[Any | None]
     """the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON)."""
     params: NotRequired[dict[str, str] | None]
@@ -3800,6 +3841,12 @@ class ScoreMember(TypedDict):
         (text, 0 to 524288 bytes).
     messages: text is an answer of a language model, messages the conversation that it is to. Of an image
         both are absent (list of map).
+    step_index: there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the
+        files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent
+        asks for them (integer 0 to 999).
+    latents: step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have
+        run, and the files are its prediction. latents, F32 [S, C], are there in place of files where
+        RewardSpec.Latent asks for them (map).
     trajectory: the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits
         (text, 0 to 1024 bytes).
     ref: a blob with this map, where the request would not fit into a message; the map here has nothing else
@@ -3825,6 +3872,14 @@ class ScoreMember(TypedDict):
     messages: NotRequired[list[Message] | None]
     """text is an answer of a language model, messages the conversation that it is to. Of an image both are absent
     (list of map)."""
+    step_index: NotRequired[int | None]
+    """there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files are its
+    prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them (integer
+    0 to 999)."""
+    latents: NotRequired[Tensor | None]
+    """step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the
+    files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for
+    them (map)."""
     trajectory: NotRequired[str | None]
     """the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits (text, 0 to 1024
     bytes)."""
@@ -3905,6 +3960,12 @@ class ScoreRequest(TypedDict):
         (text, 0 to 524288 bytes).
     messages: text is an answer of a language model, messages the conversation that it is to. Of an image
         both are absent (list of map).
+    step_index: there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the
+        files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent
+        asks for them (integer 0 to 999).
+    latents: step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have
+        run, and the files are its prediction. latents, F32 [S, C], are there in place of files where
+        RewardSpec.Latent asks for them (map).
     trajectory: the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits
         (text, 0 to 1024 bytes).
     group_size: how many samples the prompt asked for, where the function rates whole groups
@@ -3942,6 +4003,14 @@ class ScoreRequest(TypedDict):
     messages: NotRequired[list[Message] | None]
     """text is an answer of a language model, messages the conversation that it is to. Of an image both are absent
     (list of map)."""
+    step_index: NotRequired[int | None]
+    """there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files are its
+    prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them (integer
+    0 to 999)."""
+    latents: NotRequired[Tensor | None]
+    """step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the
+    files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for
+    them (map)."""
     trajectory: NotRequired[str | None]
     """the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits (text, 0 to 1024
     bytes)."""
@@ -3969,6 +4038,12 @@ class ScoreSample(TypedDict):
         (text, 0 to 524288 bytes).
     messages: text is an answer of a language model, messages the conversation that it is to. Of an image
         both are absent (list of map).
+    step_index: there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the
+        files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent
+        asks for them (integer 0 to 999).
+    latents: step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have
+        run, and the files are its prediction. latents, F32 [S, C], are there in place of files where
+        RewardSpec.Latent asks for them (map).
     trajectory: the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits
         (text, 0 to 1024 bytes).
     """
@@ -3990,6 +4065,14 @@ class ScoreSample(TypedDict):
     messages: NotRequired[list[Message] | None]
     """text is an answer of a language model, messages the conversation that it is to. Of an image both are absent
     (list of map)."""
+    step_index: NotRequired[int | None]
+    """there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the files are its
+    prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for them (integer
+    0 to 999)."""
+    latents: NotRequired[Tensor | None]
+    """step_index is there where the sample is in the middle (RewardSpec.AtSteps): so many steps have run, and the
+    files are its prediction. latents, F32 [S, C], are there in place of files where RewardSpec.Latent asks for
+    them (map)."""
     trajectory: NotRequired[str | None]
     """the subject in MDR_TRAJECTORIES of a sample of text: its events have log-probs and logits (text, 0 to 1024
     bytes)."""
@@ -4043,6 +4126,60 @@ class SegmentStop(TypedDict):
     """the first step that does not run (integer 1 to 999)."""
     decode: NotRequired[bool | None]
     """says that there is an image, although the sample stops with noise in it (true or false)."""
+
+
+class SelectedMember(TypedDict):
+    """SelectedMember is a sample of a Selection.
+
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    reward: that of the step; null: its functions failed, and the sample goes on (number
+        -1000000000000000000000000000000 to 1000000000000000000000000000000).
+    stopped: says why the sample ends; absent: it goes on (text, 0 to 4096 bytes).
+    """
+
+    sample_index: int
+    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    reward: float | None
+    """that of the step; null: its functions failed, and the sample goes on (number -1000000000000000000000000000000
+    to 1000000000000000000000000000000)."""
+    stopped: NotRequired[str | None]
+    """says why the sample ends; absent: it goes on (text, 0 to 4096 bytes)."""
+
+
+class Selection(TypedDict):
+    """Selection says which samples of a group end at a step, by the rule of its prompt for the rewards of steps. It
+    is stored once, before any of them ends or goes on.
+
+    v: schema version of the event's type (integer).
+    run: name of the run that the event belongs to (token).
+    uid: group key: all samples of one prompt have it, unique in the run (token).
+    group_size: number of samples of the group (integer 1 to 1024).
+    step_index: place of the step, from 0, the noisiest (integer 1 to 999).
+    rule: that of the prompt: rule.Select gives which members end (map).
+    members: the samples with a reward at the step. Others go on: they came too late, or have ended before
+        (list of map).
+    saved_evaluations: those of the network that the ended samples do not take (integer ≥ 0).
+    at: when it was decided, Unix nanoseconds (integer ≥ 0).
+    """
+
+    v: int
+    """schema version of the event's type (integer)."""
+    run: str
+    """name of the run that the event belongs to (token)."""
+    uid: str
+    """group key: all samples of one prompt have it, unique in the run (token)."""
+    group_size: int
+    """number of samples of the group (integer 1 to 1024)."""
+    step_index: int
+    """place of the step, from 0, the noisiest (integer 1 to 999)."""
+    rule: Prune
+    """that of the prompt: rule.Select gives which members end (map)."""
+    members: list[SelectedMember]
+    """the samples with a reward at the step. Others go on: they came too late, or have ended before (list of map)."""
+    saved_evaluations: int
+    """those of the network that the ended samples do not take (integer ≥ 0)."""
+    at: int
+    """when it was decided, Unix nanoseconds (integer ≥ 0)."""
 
 
 class StageResult(TypedDict):
@@ -4162,7 +4299,7 @@ class StageSpec(TypedDict):
     scheduled_sampling: makes latents to train on instead of images (map). Default: ordinary rollouts.
     tree: makes the samples the leaves of one tree, which share their steps up to its branch points.
         GroupSize is the number of its leaves (map). Default: samples share no steps.
-    prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+    prune: ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is.
     model: the lane that serves the prompt (token). Default: the only lane there is.
     tenant: has the samples made with the weights of one of those who have weights of their own on the lane
         (token). Default: main, the lane's own.
@@ -4263,7 +4400,7 @@ class StageSpec(TypedDict):
     """makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the
     number of its leaves (map). Default: samples share no steps."""
     prune: NotRequired[Prune | None]
-    """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
+    """ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is."""
     model: NotRequired[str | None]
     """the lane that serves the prompt (token). Default: the only lane there is."""
     tenant: NotRequired[str | None]
@@ -4467,6 +4604,67 @@ class StepRef(TypedDict):
     byte string's own blake3 in the place of its content; without blake3: both are sha-256 (digest)."""
     attempt: NotRequired[str | None]
     """made the step, where the trajectory names another (token). Default: the trajectory's."""
+
+
+class StepReward(TypedDict):
+    """StepReward is what reward functions say in the middle of a sample: of its prediction, the sample that it
+    would end with if the velocity of the step before held until sigma 0. It is stored once, and the sample goes
+    on, or ends, when it is.
+
+    v: schema version of the event's type (integer).
+    run: name of the run that the event belongs to (token).
+    uid: group key: all samples of one prompt have it, unique in the run (token).
+    sample_index: place of the sample in its group, from 0 (integer 0 to 1023).
+    group_size: number of samples of the group (integer 1 to 1024).
+    step_index: the boundary at which the sample was judged: the steps before it have run (integer 1 to 999).
+    status: scored, or failed: error says why. reward is the weighted sum of the scores; null unless scored
+        (scored, failed, pruned).
+    error: status is scored, or failed: error says why. reward is the weighted sum of the scores; null unless
+        scored (text, 0 to 4096 bytes).
+    reward: status is scored, or failed: error says why. reward is the weighted sum of the scores; null
+        unless scored (number -1000000000000000000000000000000 to 1000000000000000000000000000000).
+    scores: outcome of each reward function (list of map).
+    media: the decoded prediction; none where all functions see latents, the prediction itself, F32 [S, C]
+        (list of map).
+    latents: media are the decoded prediction; none where all functions see latents, the prediction itself,
+        F32 [S, C] (map).
+    content_digest: that of the steps that have run, as of a trajectory that ends with them (digest).
+    scored: when the last of its scores was there, Unix nanoseconds (integer ≥ 0).
+    """
+
+    v: int
+    """schema version of the event's type (integer)."""
+    run: str
+    """name of the run that the event belongs to (token)."""
+    uid: str
+    """group key: all samples of one prompt have it, unique in the run (token)."""
+    sample_index: int
+    """place of the sample in its group, from 0 (integer 0 to 1023)."""
+    group_size: int
+    """number of samples of the group (integer 1 to 1024)."""
+    step_index: int
+    """the boundary at which the sample was judged: the steps before it have run (integer 1 to 999)."""
+    status: Literal["scored", "failed", "pruned"]
+    """scored, or failed: error says why. reward is the weighted sum of the scores; null unless scored (scored,
+    failed, pruned)."""
+    error: NotRequired[str | None]
+    """status is scored, or failed: error says why. reward is the weighted sum of the scores; null unless scored
+    (text, 0 to 4096 bytes)."""
+    reward: float | None
+    """status is scored, or failed: error says why. reward is the weighted sum of the scores; null unless scored
+    (number -1000000000000000000000000000000 to 1000000000000000000000000000000)."""
+    scores: list[Score]
+    """outcome of each reward function (list of map)."""
+    media: NotRequired[list[Medium] | None]
+    """the decoded prediction; none where all functions see latents, the prediction itself, F32 [S, C] (list of
+    map)."""
+    latents: NotRequired[Tensor | None]
+    """media are the decoded prediction; none where all functions see latents, the prediction itself, F32 [S, C]
+    (map)."""
+    content_digest: str
+    """that of the steps that have run, as of a trajectory that ends with them (digest)."""
+    scored: int
+    """when the last of its scores was there, Unix nanoseconds (integer ≥ 0)."""
 
 
 class StepSeed(TypedDict):

@@ -346,12 +346,24 @@ class ProbabilityRamp(TypedDict, total=False):
 
 
 class Prune(TypedDict, total=False):
-    """Prune ends a sample in the middle if, at a step, its log-probs so far are out of bounds. The group closes
-    without them, as without samples that failed.
+    """Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of
+    their group at the step leave out. The group closes without them, as without samples that failed.
 
     step_index: the boundary at which samples are judged: the steps before it have run (integer 1 to 999).
     log_prob_below: prunes samples whose stochastic steps so far have a mean log-prob below this (number).
     log_prob_above: prunes those with one above this (number).
+    reward_below: prunes samples whose reward at the step is below this. A function has the step among its
+        at_steps (number -1000000000000000000000000000000 to 1000000000000000000000000000000).
+    keep: how many samples of the group go on, chosen by their rewards at the step (integer 1 to 1024).
+        Default: all, or what evaluations allows.
+    evaluations: bounds those of the network that a group takes, in place of keep: so many samples go on
+        (integer ≥ 1). Default: any number.
+    keep_by: chooses them: those of the highest rewards, or those whose rewards have the largest variance, of
+        which some are the highest and some the lowest, as in arXiv 2504.13818 (highest, spread). Default:
+        highest, with keep or evaluations.
+    unless_std_above: has all of a group go on whose rewards at the step have a standard deviation above
+        this: there more samples tell more. So a group is large where that informs, and small where not
+        (number 0 to 1000000000000000000000000000000). Default: whatever it is.
     """
 
     step_index: int
@@ -360,6 +372,23 @@ class Prune(TypedDict, total=False):
     """prunes samples whose stochastic steps so far have a mean log-prob below this (number)."""
     log_prob_above: float
     """prunes those with one above this (number)."""
+    reward_below: float
+    """prunes samples whose reward at the step is below this. A function has the step among its at_steps (number
+    -1000000000000000000000000000000 to 1000000000000000000000000000000)."""
+    keep: int
+    """how many samples of the group go on, chosen by their rewards at the step (integer 1 to 1024). Default: all,
+    or what evaluations allows."""
+    evaluations: int
+    """bounds those of the network that a group takes, in place of keep: so many samples go on (integer ≥ 1).
+    Default: any number."""
+    keep_by: Literal["highest", "spread"]
+    """chooses them: those of the highest rewards, or those whose rewards have the largest variance, of which some
+    are the highest and some the lowest, as in arXiv 2504.13818 (highest, spread). Default: highest, with keep
+    or evaluations."""
+    unless_std_above: float
+    """has all of a group go on whose rewards at the step have a standard deviation above this: there more samples
+    tell more. So a group is large where that informs, and small where not (number 0 to
+    1000000000000000000000000000000). Default: whatever it is."""
 
 
 class Ref(TypedDict, total=False):
@@ -434,6 +463,11 @@ class RewardSpec(TypedDict, total=False):
     group_min: has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is
         the fewest samples that it is asked about: in a group that has fewer to show, the score fails
         (integer 0 to 1024). Default: each sample is rated by itself.
+    at_steps: steps before which it judges the sample, too: what the sample would end with if the velocity of
+        the step before held. The function is told the step. Prune may end samples by these rewards (list of
+        integer 1 to 999). Default: finished samples are judged.
+    latent: shows it latents instead of a decoded image, at at_steps alone: it has no part in the reward of
+        the sample (true or false). Default: false.
     ground_truth: the right answer, for scorers that compare: a text, or any value of JSON (any value of
         JSON).
     params: options of the function by name, such as psm of ocr; one that it does not have is refused (map).
@@ -458,6 +492,13 @@ class RewardSpec(TypedDict, total=False):
     """has a function of one's own (http:NAME, nats:NAME) rate the whole group in one call, and is the fewest
     samples that it is asked about: in a group that has fewer to show, the score fails (integer 0 to 1024).
     Default: each sample is rated by itself."""
+    at_steps: list[int]
+    """steps before which it judges the sample, too: what the sample would end with if the velocity of the step
+    before held. The function is told the step. Prune may end samples by these rewards (list of integer 1 to
+    999). Default: finished samples are judged."""
+    latent: bool
+    """shows it latents instead of a decoded image, at at_steps alone: it has no part in the reward of the sample
+    (true or false). Default: false."""
     ground_truth: Any
     """the right answer, for scorers that compare: a text, or any value of JSON (any value of JSON)."""
     params: dict[str, str]
@@ -736,7 +777,7 @@ class StageSpec(TypedDict, total=False):
     scheduled_sampling: makes latents to train on instead of images (map). Default: ordinary rollouts.
     tree: makes the samples the leaves of one tree, which share their steps up to its branch points.
         GroupSize is the number of its leaves (map). Default: samples share no steps.
-    prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+    prune: ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is.
     model: the lane that serves the prompt (token). Default: the only lane there is.
     tenant: has the samples made with the weights of one of those who have weights of their own on the lane
         (token). Default: main, the lane's own.
@@ -837,7 +878,7 @@ class StageSpec(TypedDict, total=False):
     """makes the samples the leaves of one tree, which share their steps up to its branch points. GroupSize is the
     number of its leaves (map). Default: samples share no steps."""
     prune: Prune
-    """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
+    """ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is."""
     model: str
     """the lane that serves the prompt (token). Default: the only lane there is."""
     tenant: str
@@ -1089,7 +1130,7 @@ class PromptFields(TypedDict, total=False):
     scheduled_sampling: makes latents to train on instead of images (map). Default: ordinary rollouts.
     tree: makes the samples the leaves of one tree, which share their steps up to its branch points.
         group_size is the number of its leaves (map). Default: samples share no steps.
-    prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
+    prune: ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is.
     model: the lane that serves the prompt (token). Default: the only lane there is.
     tenant: has the samples made with the weights of one of those who have weights of their own on the lane
         (token). Default: main, the lane's own.
@@ -1201,7 +1242,7 @@ class PromptFields(TypedDict, total=False):
     """makes the samples the leaves of one tree, which share their steps up to its branch points. group_size is the
     number of its leaves (map). Default: samples share no steps."""
     prune: Prune
-    """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
+    """ends samples in the middle, by their log-probs or by rewards at a step (map). Default: none is."""
     model: str
     """the lane that serves the prompt (token). Default: the only lane there is."""
     tenant: str

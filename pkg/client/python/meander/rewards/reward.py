@@ -17,7 +17,9 @@ class Input:
     """What is scored: image is a Pillow image in RGB; prompt, ground_truth (a text, or any other value of JSON),
     params and metadata are those of the prompt event. metadata is the record that the prompt came with, as a data set
     has it. conditions are the Pillow images in RGB that the network was given, by their types (image, mask), in order;
-    of a video the frame in the middle. trace has the headers of the sample's trace context (W3C), if any."""
+    of a video the frame in the middle. trace has the headers of the sample's trace context (W3C), if any. step is how
+    many steps a sample in the middle has run, whose prediction is scored (at_steps); latents are the prediction itself,
+    an array [S, C] of float32, where the prompt asks for it (latent): image is None then."""
 
     image: Image.Image
     prompt: str
@@ -26,6 +28,8 @@ class Input:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     conditions: Mapping[str, Sequence[Image.Image]] = dataclasses.field(default_factory=dict)
     trace: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    step: int = 0
+    latents: Any = None
 
     def before(self, reward: str) -> Sequence[Image.Image]:
         """The images that were edited, one at least. ValueError, which names the reward: there is none."""

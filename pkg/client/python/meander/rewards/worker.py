@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 from ..client import traces
 from ..client.client import Client
 from ..client.discovery import Work, discoverable
-from ..data.events import PREFIX, Event, Maybe, decode, fault
+from ..data.events import PREFIX, Event, Maybe, decode, fault, tensor
 from ..client.tasks import maybe_awaited
 from .reward import Busy, Fault, Group, Input, Member, Preference, Reward, Score, Scored
 
@@ -34,7 +34,8 @@ _EVERY = 10.0  # seconds between lines of progress
 _LOST = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "HIP error")  # of a GPU, in torch's words
 _SAMPLE: Event = {
     "image": Maybe(bytes), "frames": Maybe([bytes]), "text": Maybe(str), "messages": Maybe([{}]),
-    "conditions": Maybe([{"type": str, "file": bytes}]),
+    "conditions": Maybe([{"type": str, "file": bytes}]), "step_index": Maybe(int),
+    "latents": Maybe({"dtype": str, "shape": [int], "data": bytes}),
 }  # fmt: skip
 _MEMBER: Event = {"sample_index": int, **_SAMPLE}
 _REQUEST: Event = {
@@ -89,13 +90,15 @@ def read(data: bytes, trace: Mapping[str, str] | None = None) -> list[Input]:
     request = _request(data)
     if request.get("group_size"):
         raise ValueError("asked for a whole group; this function scores samples one by one: leave out --group-min")
-    if request.get("text") is not None or not request.get("image"):
+    latents = request.get("latents")
+    if request.get("text") is not None or not request.get("image") and not latents:
         raise ValueError("the sample is a text; this function scores images")
-    conditions = _conditions(request)
+    conditions, x = _conditions(request), tensor(latents) if latents else None
     return [
-        Input(_opened("image", file), request["prompt"], request["ground_truth"], request["params"],
-              request["metadata"], conditions, trace or {})
-        for file in request.get("frames") or [request["image"]]
+        Input(_opened("image", file) if file else None, request["prompt"],  # type: ignore[arg-type]
+              request["ground_truth"], request["params"], request["metadata"], conditions, trace or {},
+              request.get("step_index") or 0, x)
+        for file in request.get("frames") or [request.get("image")]
     ]  # fmt: skip
 
 
