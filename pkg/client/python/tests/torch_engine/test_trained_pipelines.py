@@ -29,6 +29,8 @@ CLASSES = {  # with the transition and the trained steps of its samples
     "FluxKontextPipeline": ("sde", 2),
     "StableDiffusionPipeline": ("ddim", 3),
     "StableDiffusionXLControlNetPipeline": ("cps", 2),
+    "StableDiffusionXLPipeline": ("ddim", 3),
+    "WanImageToVideoPipeline": ("sde", 2),
 }
 STEPS, SCALE, PROMPTS = 4, 3.0, ("a red cat", "a blue sign on a mat")
 PIXELS = np.random.default_rng(3).integers(0, 256, (16, 24, 3), dtype=np.uint8)
@@ -63,6 +65,8 @@ class Rollout:
         # Calls of the network for guidance are one in a worker, which rounds otherwise: FLUX has it as an input.
         flux = name == "FluxKontextPipeline"
         self.scale, self.given = (1.0, {"guidance_scale": SCALE}) if flux else (SCALE, {})
+        if self.card["max_frames"] > 1:
+            self.scale, self.client.frames = 1.0, self.card["size"]["frames"]
         self.scales = [self.scale] * STEPS
         if name == "StableDiffusionPipeline":  # as with cfg_until
             self.scales[1:] = [1.0] * (STEPS - 1)
