@@ -92,11 +92,13 @@ var channels = []channel{
 	},
 	{
 		"step_reward", schemas.Prefix + "step_reward.{run}.{uid}.{sample}.{step}", schemas.TypeStepReward,
-		schemas.StreamVerdicts, "the score of a sample in the middle", "reward", []string{"client"},
+		schemas.StreamVerdicts, "the score of a sample in the middle", "reward",
+		[]string{"client"},
 	},
 	{
 		"selection", schemas.Prefix + "selection.{run}.{uid}.{step}", schemas.TypeSelection, schemas.StreamVerdicts,
-		"which samples of a group end at a step", "reward", []string{"client"},
+		"which samples of a group end at a step", "reward",
+		[]string{"client"},
 	},
 	{
 		"reward_published", schemas.Prefix + "reward.{run}.{batch}.{uid}.{sample}", schemas.TypeReward, "",

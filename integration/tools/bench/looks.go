@@ -282,6 +282,15 @@ func get(ctx context.Context, url string) error {
 	return errors.Join(err, read)
 }
 
+const looksHead = `%d runs of %d groups of 4: %d samples. Processor time of a look, medians of %d. 'meander up' starts in
+%.1f s, and takes %.0f ms a second when nobody looks, which are not counted.
+
+| look | first, ms | ms | 'meander up' meanwhile, ms |
+| --- | --- | --- | --- |
+| start of up | %d | | |
+| its janitor counts and measures what is new | %d | | |
+`
+
 // look starts the pipeline and the page, and writes a line for each kind of look.
 func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 	listen, err := freeAddress()
@@ -328,10 +337,8 @@ func (b *looksBench) look(ctx context.Context, out io.Writer) error {
 		return err
 	}
 	heading(out, "Looks")
-	fmt.Fprintf(out, "%d runs of %d groups of 4: %d samples. Processor time of a look, medians of %d. 'meander up' "+
-		"starts in %.1f s, and takes %.0f ms a second when nobody looks, which are not counted.\n\n| look | first, ms | ms | 'meander up' meanwhile, ms |\n| --- | --- | --- | --- |\n"+
-		"| start of up | %d | | |\n| its janitor counts and measures what is new | %d | | |\n", b.runs, b.groups,
-		4*b.runs*b.groups, b.rounds, started.Seconds(), b.idle*1000, startCPU.Milliseconds(), (countCPU - startCPU).Milliseconds())
+	fmt.Fprintf(out, looksHead, b.runs, b.groups, 4*b.runs*b.groups, b.rounds, started.Seconds(), b.idle*1000,
+		startCPU.Milliseconds(), (countCPU - startCPU).Milliseconds())
 	export := filepath.Join(b.store, "export")
 	for _, args := range [][]string{
 		{"status", nameOfRun(b.runs / 2)},
