@@ -42,7 +42,7 @@ func serveLane(t *testing.T, server *remotelmtest.Server) *servedLane {
 func (w *world) awaitLane(t *testing.T) {
 	t.Helper()
 	bustest.Until(t, "the lane", func() error {
-		p, err := w.client.Policy(t.Context(), "")
+		p, err := w.client.Policy(t.Context(), schemas.Lineage{})
 		if err != nil {
 			return err
 		}
@@ -201,7 +201,7 @@ func TestEngine_KeepsHead(t *testing.T) {
 }
 
 func testPushedWeights(t *testing.T, l *servedLane, served string) {
-	if p, err := l.client.Policy(t.Context(), ""); err != nil || p.Tensors == nil ||
+	if p, err := l.client.Policy(t.Context(), schemas.Lineage{}); err != nil || p.Tensors == nil ||
 		(p.Modules == nil) != l.server.NoAdapters {
 		t.Fatalf("%+v, %v", p, err)
 	}

@@ -137,7 +137,7 @@ func TestLane_OtherCheckpoint(t *testing.T) {
 	cfg.Model, cfg.Note = "synthetic", func(say func() []string) { notes <- say }
 	p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return sampler.Run(ctx, cfg, b, zerolog.Nop()) })
 	say := bustest.Receive(t, "the sampler is up", notes)
-	mine, err := p.Policy(t.Context(), "synthetic")
+	mine, err := p.Policy(t.Context(), schemas.Lane("synthetic").Of(""))
 	if err != nil {
 		t.Fatal(err)
 	}

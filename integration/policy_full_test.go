@@ -190,7 +190,7 @@ func TestPolicy_FullWeightsRefused(t *testing.T) {
 		if _, refused := errors.AsType[*client.RefusedError](err); !refused || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, %v; want %q in it", name, p, err, c.want)
 		}
-		current, err := f.peer.NewestPolicy(t.Context(), "")
+		current, err := f.peer.NewestPolicy(t.Context(), schemas.Lineage{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -210,7 +210,7 @@ func TestPolicy_ByPathRefused(t *testing.T) {
 			t.Fatalf("%+v", a)
 		}
 		forged := func(path string) *schemas.Policy {
-			current, err := f.peer.NewestPolicy(t.Context(), "")
+			current, err := f.peer.NewestPolicy(t.Context(), schemas.Lineage{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -224,7 +224,7 @@ func TestPolicy_ByPathRefused(t *testing.T) {
 		}
 		for _, path := range []string{"link", "away/secret.safetensors"} {
 			p := forged(path)
-			current, err := f.peer.NewestPolicy(t.Context(), "")
+			current, err := f.peer.NewestPolicy(t.Context(), schemas.Lineage{})
 			if err == nil {
 				err = f.SetPolicy(t.Context(), p, current)
 			}

@@ -57,7 +57,7 @@ func killedInTheSwap(t *testing.T, rule string) bool {
 		t.Fatal(err)
 	}
 	up := killWhenLoading(t, w, a, pushed)
-	answers, err := w.Applied(t.Context(), pushed.Lane)
+	answers, err := w.Applied(t.Context(), pushed.Lineage())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +114,7 @@ func signsProcess(t *testing.T, w *world, instance string, more ...string) *harn
 func served(t *testing.T, w *world, samplers int, version int64) (p *schemas.Policy) {
 	t.Helper()
 	bustest.Until(t, fmt.Sprintf("version %d is served", version), func() (err error) {
-		if p, err = w.client.Policy(t.Context(), ""); err != nil {
+		if p, err = w.client.Policy(t.Context(), schemas.Lineage{}); err != nil {
 			return err
 		}
 		replicas, err := w.client.Replicas(t.Context(), p)
@@ -203,7 +203,7 @@ func sameCanaries(t *testing.T, w *world, p *schemas.Policy) {
 	t.Helper()
 	var first *schemas.Applied
 	bustest.Until(t, "two samplers have answered", func() error {
-		answers, err := w.Applied(t.Context(), p.Lane)
+		answers, err := w.Applied(t.Context(), p.Lineage())
 		if err != nil {
 			return err
 		}

@@ -87,7 +87,7 @@ func signsPlane(t *testing.T, replicas int, change ...func(*pipeline.Config)) (*
 	peer := client.New(plane.Bus)
 	var p *schemas.Policy
 	bustest.Until(t, "the samplers are there", func() (err error) {
-		if p, err = peer.Policy(t.Context(), ""); err != nil {
+		if p, err = peer.Policy(t.Context(), schemas.Lineage{}); err != nil {
 			return err
 		}
 		present, err := peer.Replicas(t.Context(), p)
@@ -202,7 +202,7 @@ func TestPolicy_Refused(t *testing.T) {
 	// refused has a policy published, and all samplers refuse it.
 	refused := func(name, want string, change func(p *schemas.Policy)) {
 		t.Helper()
-		current, err := peer.NewestPolicy(t.Context(), "")
+		current, err := peer.NewestPolicy(t.Context(), schemas.Lineage{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +318,7 @@ func TestPolicy_RefusedAtStart(t *testing.T) {
 		t.Errorf("scale 0: %v; want it refused as a push of it is", err)
 	}
 	c.AdapterScale = 1
-	if now, err := peer.Policy(t.Context(), ""); err != nil || now.PolicyVersion != base.PolicyVersion {
+	if now, err := peer.Policy(t.Context(), schemas.Lineage{}); err != nil || now.PolicyVersion != base.PolicyVersion {
 		t.Errorf("version %d, %v; want that of before", now.PolicyVersion, err)
 	}
 	pushed, err := peer.PushPolicy(t.Context(), parsedLoRA(t, good), client.Push{})
@@ -382,7 +382,7 @@ func TestPolicy_RefusedIsNeverCurrent(t *testing.T) {
 		})
 	}
 	answered(refused, 1, schemas.AppliedRefused, base.PolicyVersion)
-	if now, err := peer.Policy(t.Context(), ""); err != nil || now.PolicyVersion != base.PolicyVersion {
+	if now, err := peer.Policy(t.Context(), schemas.Lineage{}); err != nil || now.PolicyVersion != base.PolicyVersion {
 		t.Errorf("the lane serves version %d, %v; want %d", now.PolicyVersion, err, base.PolicyVersion)
 	}
 	_, err = peer.RollbackPolicy(t.Context(), refused.PolicyVersion, client.Push{})
@@ -455,7 +455,7 @@ func TestPolicy_WaitingForItsTurn(t *testing.T) {
 		}
 		return nil
 	})
-	base, err := w.client.Policy(t.Context(), "")
+	base, err := w.client.Policy(t.Context(), schemas.Lineage{})
 	if err != nil {
 		t.Fatal(err)
 	}

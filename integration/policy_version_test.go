@@ -25,7 +25,7 @@ func TestPolicy_AtVersion(t *testing.T) {
 	d := widthOfSigns(t, plane.Bus, base)
 	ask := func(run schemas.Run, version *int64) {
 		t.Helper()
-		if err := publishSign(t, peer, run, version); err != nil {
+		if err := publishSign(t, peer, run, schemas.Routing{PolicyVersion: version}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -68,7 +68,7 @@ func TestPolicy_AtVersion(t *testing.T) {
 		t.Fatal("the versions make the same images")
 	}
 	later := make(chan error, 1)
-	go func() { later <- publishSign(t, peer, "later", new(int64(3))) }()
+	go func() { later <- publishSign(t, peer, "later", schemas.Routing{PolicyVersion: new(int64(3))}) }()
 	for round := range 2 {
 		for version := range int64(3) {
 			ask(schemas.Run(fmt.Sprintf("at-%d-%d", version, round)), &version)
@@ -93,6 +93,81 @@ func TestPolicy_AtVersion(t *testing.T) {
 	}
 }
 
+// Tenants of a lane have versions of their own: what one pushes changes no sample of another, which has the bits that
+// it has alone. Each goes back alone, and one that nobody began is refused.
+func TestPolicy_Tenants(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the networks take minutes under the race detector")
+	}
+	t.Parallel()
+	plane, peer, base := signsPlane(t, 1, func(c *pipeline.Config) {
+		c.Sampler.Batch, c.Sampler.Resident = 4, 1 // fewer than there are tenants
+	})
+	d := widthOfSigns(t, plane.Bus, base)
+	push := func(tenant schemas.Tenant, seed uint64) *schemas.Policy {
+		t.Helper()
+		p, err := peer.PushPolicy(t.Context(), parsedLoRA(t, loraFile(t, projection, d, d, 4, seed, 0)),
+			client.Push{Tenant: tenant})
+		if err == nil {
+			_, err = peer.AwaitPolicy(t.Context(), p)
+		}
+		if err != nil || p.Lineage() != schemas.Lane("signs").Of(tenant) {
+			t.Fatalf("push for %q: %+v, %v", tenant, p, err)
+		}
+		return p
+	}
+	made := func(run schemas.Run, tenant schemas.Tenant, want *schemas.Policy) (digests [2]string) {
+		t.Helper()
+		stored := bustest.Await(t, plane.Bus, 2, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "g"))
+		for _, m := range stored {
+			x := bustest.Decode[schemas.Trajectory](t, m)
+			if x.StopReason != schemas.StopCompleted || x.Tenant != tenant || x.WeightsDigest != want.WeightsDigest ||
+				x.PolicyVersionMin != want.PolicyVersion {
+				t.Fatalf("%s: %+v; want version %d of %q", run, x, want.PolicyVersion, tenant)
+			}
+			digests[x.SampleIndex] = x.Media[0].Digest
+		}
+		bustest.Await(t, plane.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
+		checkVerified(t, plane, run)
+		return digests
+	}
+	of := func(tenant schemas.Tenant) schemas.Routing { return schemas.Routing{Tenant: tenant} }
+	err := publishSign(t, peer, "nobody", of("a"))
+	if err == nil || !strings.Contains(err.Error(), "must be one of main") {
+		t.Errorf("a tenant that nobody began: %v", err)
+	}
+	now := map[schemas.Tenant]*schemas.Policy{"": base, "a": push("a", 1), "b": push("b", 2)}
+	alone := map[schemas.Tenant][2]string{}
+	for round := range 3 {
+		for tenant := range now { // all at once, in any order
+			if err := publishSign(t, peer, schemas.Run(fmt.Sprint("r", round, "-", tenant)), of(tenant)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for tenant, p := range now {
+			got := made(schemas.Run(fmt.Sprint("r", round, "-", tenant)), tenant, p)
+			if round == 0 {
+				alone[tenant] = got
+			} else if (got == alone[tenant]) != (tenant != "b") {
+				t.Errorf("round %d of %q: the images of round 0: %t", round, tenant, got == alone[tenant])
+			}
+		}
+		if now["b"] = push("b", uint64(3+round)); now["b"].PolicyVersion != int64(2+round) {
+			t.Errorf("version %d of b; want %d", now["b"].PolicyVersion, 2+round)
+		}
+	}
+	if alone[""] == alone["a"] || alone["a"] == alone["b"] {
+		t.Error("tenants make the same images")
+	}
+	back, err := peer.RollbackPolicy(t.Context(), 1, client.Push{Tenant: "b"})
+	if err == nil {
+		err = publishSign(t, peer, "back", of("b"))
+	}
+	if err != nil || made("back", "b", back) != alone["b"] {
+		t.Errorf("b after its rollback: %+v, %v", back, err)
+	}
+}
+
 // checkVerified computes the log-probs of two samples of signs again: they must be those that are stored.
 func checkVerified(t *testing.T, plane *bustest.Plane, run schemas.Run) {
 	t.Helper()
@@ -102,12 +177,12 @@ func checkVerified(t *testing.T, plane *bustest.Plane, run schemas.Run) {
 	}
 }
 
-// publishSign asks for two samples of signs with a version of the weights; nil: the newest. An error is intake's.
-func publishSign(t *testing.T, peer *client.Client, run schemas.Run, version *int64) error {
+// publishSign asks for two samples of signs. An error is intake's.
+func publishSign(t *testing.T, peer *client.Client, run schemas.Run, with schemas.Routing) error {
 	_, err := peer.Publish(t.Context(), run, &schemas.Prompt{
 		UID: "g", Prompt: `a sign that says "fox"`, GroupSize: new(int64(2)), Seed: new(int64(3)),
 		ImageSettings: schemas.ImageSettings{NumInferenceSteps: new(int64(3))},
-		Routing:       schemas.Routing{PolicyVersion: version},
+		Routing:       with,
 	})
 	return err
 }

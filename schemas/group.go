@@ -27,6 +27,8 @@ type GroupRecord struct {
 	Prompt         string `msgpack:"prompt" size:"0..MaxPromptBytes"`
 	NegativePrompt string `msgpack:"negative_prompt" size:"0..MaxPromptBytes"`
 	Lane           Lane   `msgpack:"lane" form:"token?"`
+	// Tenant is the one whose weights of the lane make the samples.
+	Tenant Tenant `msgpack:"tenant,omitempty" form:"token" absent:"main"`
 	// BaseDigest names the checkpoint of the lane that all samples of the group are made with; empty: it is not known.
 	BaseDigest     string `msgpack:"base_digest,omitempty" size:"0..MaxName"`
 	SampleSeed     uint64 `msgpack:"sample_seed"`
@@ -61,7 +63,8 @@ func (e *Request) Record() (*GroupRecord, error) {
 	digest, err := e.PromptDigest()
 	return &GroupRecord{
 		Run: e.Run, UID: e.UID, GroupSize: e.GroupSize, PromptDigest: digest,
-		Prompt: e.Prompt, NegativePrompt: e.NegativePrompt, Lane: e.Lane, BaseDigest: e.BaseDigest,
+		Prompt: e.Prompt, NegativePrompt: e.NegativePrompt, Lane: e.Lane, Tenant: e.Tenant,
+		BaseDigest: e.BaseDigest,
 		SampleSeed: e.SampleSeed, NoiseSeed: e.NoiseSeed, ScheduleDigest: e.ScheduleDigest, Group: e.Group,
 	}, err
 }
@@ -107,6 +110,9 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 	}
 	if e.Lane != other.Lane {
 		names = append(names, fmt.Sprintf("model (%s, not %s)", e.Lane, other.Lane))
+	}
+	if e.Tenant != other.Tenant {
+		names = append(names, fmt.Sprintf("tenant (%s, not %s)", e.Lineage().Tenant, other.Lineage().Tenant))
 	}
 	a, b := &e.Group, &other.Group
 	for _, part := range []struct {

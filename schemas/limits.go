@@ -60,6 +60,8 @@ const (
 	MaxPresentRewards = 512
 	// MaxMaking is the number of samples that a sampler says it has in hand.
 	MaxMaking = 1024
+	// MaxTenants is the number of tenants of a lane, besides main.
+	MaxTenants = 64
 	// MaxParams, MaxParamName and MaxParamBytes bound a reward function's params.
 	MaxParams     = 32
 	MaxParamName  = 64

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Policy is weights with their version, and what the lane that serves them takes. The current one of
@@ -17,8 +18,8 @@ import (
 type Policy struct {
 	V    int64 `msgpack:"v"`
 	Lane Lane  `msgpack:"lane" form:"token"`
-	// Tenant is the owner of the weights: main. Lanes serve no other tenant yet.
-	Tenant Tenant `msgpack:"tenant" form:"token"`
+	// Tenant is the owner of the weights. Each has versions of its own, from 0 on.
+	Tenant Tenant `msgpack:"tenant" form:"token" of:"version"`
 	// Model and Family name the network; PolicyVersion counts weight updates.
 	Model         string `msgpack:"model" size:"1..MaxName"`
 	Family        string `msgpack:"family" size:"0..MaxName"`
@@ -124,17 +125,30 @@ type Policy struct {
 func (e *Policy) SameLane(other *Policy) bool {
 	encode := func(p *Policy) ([]byte, error) {
 		c := *p
-		v := reflect.ValueOf(&c).Elem()
-		for _, f := range Fields(v.Type()) {
-			if f.Of == OfVersion {
-				f.In(v).SetZero()
-			}
-		}
+		c.clearVersion()
 		return Encode(&c)
 	}
 	a, err1 := encode(e)
 	b, err2 := encode(other)
 	return err1 == nil && err2 == nil && bytes.Equal(a, b)
+}
+
+// Founding returns the version 0 of a tenant of the policy's lane: the checkpoint.
+func (e *Policy) Founding(tenant Tenant) *Policy {
+	p := *e
+	p.clearVersion()
+	p.Tenant, p.WeightsDigest, p.Announced = tenant, p.BaseDigest, time.Now().UnixNano()
+	return &p
+}
+
+// clearVersion leaves what a policy says of its lane.
+func (e *Policy) clearVersion() {
+	v := reflect.ValueOf(e).Elem()
+	for _, f := range Fields(v.Type()) {
+		if f.Of == OfVersion {
+			f.In(v).SetZero()
+		}
+	}
 }
 
 // IsCheckpoint reports whether the policy is the checkpoint without an adapter or other weights.
@@ -299,9 +313,6 @@ func (e *Policy) Validate() error { return CheckFields(e) }
 // checkRules checks that image settings are there exactly for a lane of images, that JSON fields are objects, and that
 // an adapter or weights name the checkpoint that they are for.
 func (e *Policy) checkRules(f *faults) {
-	if e.Tenant != "" && e.Tenant != TenantMain {
-		f.add("tenant", quote(string(e.Tenant)), "must be "+string(TenantMain)+": lanes serve no other tenant yet")
-	}
 	for _, of := range []struct {
 		field string
 		n     int64

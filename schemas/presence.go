@@ -23,6 +23,8 @@ type Presence struct {
 	PolicyVersion *int64 `msgpack:"policy_version,omitempty" range:"0.."`
 	WeightsDigest string `msgpack:"weights_digest,omitempty" size:"0..MaxName"`
 	Loading       *int64 `msgpack:"loading,omitempty" range:"0.."`
+	// Tenants are those who have weights of their own on the sampler's lane, besides main.
+	Tenants []TenantServing `msgpack:"tenants,omitempty" size:"0..MaxTenants"`
 	// Waiting is why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now.
 	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText,cut"`
 	// Draining says that it finishes the work in flight and begins no new work.
@@ -38,6 +40,31 @@ type Presence struct {
 	Evaluation *Evaluation `msgpack:"evaluation,omitempty"`
 	// At is when it was renewed, Unix nanoseconds.
 	At int64 `msgpack:"at" range:"0.."`
+}
+
+// TenantServing says which version of a tenant's weights a sampler begins samples with, as the same fields of Presence
+// do for main.
+type TenantServing struct {
+	Tenant        Tenant `msgpack:"tenant" form:"token"`
+	PolicyVersion int64  `msgpack:"policy_version" range:"0.."`
+	WeightsDigest string `msgpack:"weights_digest" size:"0..MaxName"`
+	// Loading is the version that it is about to take over.
+	Loading *int64 `msgpack:"loading,omitempty" range:"0.."`
+}
+
+// Serving returns what a sampler serves of a tenant of its lane; without PolicyVersion if it does not say.
+func (e *Presence) Serving(tenant Tenant) Presence {
+	out := *e
+	if tenant == TenantMain || tenant == "" {
+		return out
+	}
+	out.PolicyVersion, out.WeightsDigest, out.Loading = nil, "", nil
+	for _, t := range e.Tenants {
+		if t.Tenant == tenant {
+			out.PolicyVersion, out.WeightsDigest, out.Loading = &t.PolicyVersion, t.WeightsDigest, t.Loading
+		}
+	}
+	return out
 }
 
 // Evaluation is one evaluation of a model for a micro-batch.

@@ -69,12 +69,14 @@ type Prompt struct {
 type Routing struct {
 	// Model is the lane that serves the prompt.
 	Model Lane `msgpack:"model,omitempty" form:"token" absent:"the only lane there is" flag:"lane"`
+	// Tenant has the samples made with the weights of one of those who have weights of their own on the lane.
+	Tenant Tenant `msgpack:"tenant,omitempty" form:"token" absent:"main, the lane's own" flag:"tenant"`
 	// BaseDigest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for
 	// another one is refused. Of a server that draws the samples it is its kind, "served by vllm".
 	BaseDigest string `msgpack:"base_digest,omitempty" size:"0..MaxName" absent:"any"`
 	// MinPolicyVersion holds the prompt until a sampler of the lane serves these weights, or newer ones.
 	MinPolicyVersion *int64 `msgpack:"min_policy_version,omitempty" range:"0.." default:"0"`
-	// PolicyVersion has the samples made with these weights of the lane, whatever is served by then, so that versions
+	// PolicyVersion has the samples made with these weights of the tenant, whatever is served by then, so that versions
 	// can be compared with the same prompts and noise. The prompt waits for a version that is still to come.
 	PolicyVersion *int64 `msgpack:"policy_version,omitempty" range:"0.." absent:"the newest" flag:"at-version"`
 	// Priority orders waiting requests of a lane inside one sampler, higher first.

@@ -19,6 +19,8 @@ type Identity struct {
 	Stage       Stage `msgpack:"stage" form:"token"`
 	GroupSize   int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
 	Lane        Lane  `msgpack:"lane" form:"token" digest:"-"`
+	// Tenant is the one whose weights of the lane make the sample.
+	Tenant Tenant `msgpack:"tenant,omitempty" form:"token" absent:"main" digest:"-"`
 }
 
 // Condition is a file that a network is given besides texts, such as an image to edit: inline or as a blob in a prompt,

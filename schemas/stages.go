@@ -54,6 +54,8 @@ type GroupStage struct {
 	Kind string `msgpack:"kind" enum:"StageKinds"`
 	// Lane makes the stage; of an interaction it is the interaction's name.
 	Lane Lane `msgpack:"lane" form:"token"`
+	// Tenant is the one whose weights of the lane make it.
+	Tenant Tenant `msgpack:"tenant,omitempty" form:"token" absent:"main"`
 	// Every is how many samples of the group each sample of the stage leads to: those of the stage have the indices 0,
 	// Every, 2 Every and so on.
 	Every int64 `msgpack:"every" range:"1..MaxGroupSize"`

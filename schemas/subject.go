@@ -1,6 +1,7 @@
 package schemas
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 )
@@ -118,6 +119,39 @@ func AdvantageSubject(run Run, uid UID) string {
 func BatchSubject(run Run, batch string) string {
 	return Prefix + "batch." + string(run) + "." + batch
 }
+
+// Lineage is the versions that one tenant of a lane has.
+type Lineage struct {
+	Lane   Lane
+	Tenant Tenant
+}
+
+// Of returns the lineage of a tenant of the lane; empty: of main.
+func (l Lane) Of(tenant Tenant) Lineage { return Lineage{l, cmp.Or(tenant, TenantMain)} }
+
+// Lineage returns that which the version belongs to.
+func (e *Policy) Lineage() Lineage { return e.Lane.Of(e.Tenant) }
+
+// Lineage returns that whose weights make the sample.
+func (e *Identity) Lineage() Lineage { return e.Lane.Of(e.Tenant) }
+
+// Lineage returns that whose weights make the samples.
+func (e *GroupRecord) Lineage() Lineage { return e.Lane.Of(e.Tenant) }
+
+// Lineage returns that which has the new weights.
+func (e *Update) Lineage() Lineage { return e.Lane.Of(e.Tenant) }
+
+// Lineage returns that of the policy.
+func (e *Applied) Lineage() Lineage { return e.Lane.Of(e.Tenant) }
+
+// Lineage returns that whose weights make the stage.
+func (s *GroupStage) Lineage() Lineage { return s.Lane.Of(s.Tenant) }
+
+// String is for people: the lane, and a tenant that is not main.
+func (l Lineage) String() string { return strings.TrimSuffix(l.Key(), "."+string(TenantMain)) }
+
+// Key returns the key of PolicyBucket and of LeaseBucket.
+func (l Lineage) Key() string { return PolicyKey(l.Lane, l.Tenant) }
 
 // PolicySubject returns the subject of the weights that are announced for a tenant of a lane.
 func PolicySubject(lane Lane, tenant Tenant) string {

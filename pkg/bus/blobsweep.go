@@ -61,9 +61,9 @@ type BlobIndex struct {
 	countedUpTo map[string]uint64
 	gone        func(*Message) bool
 	// weights are the blobs of a policy version, by the digest of its weights; versions are the policy versions of
-	// each lane, oldest first.
+	// each tenant of each lane, oldest first.
 	weights  map[string][]string
-	versions map[schemas.Lane][]policyBlobs
+	versions map[schemas.Lineage][]policyBlobs
 	many     bool // a lane has several versions
 	// counted says that uses counts all events. Without old blobs it does not.
 	counted bool
@@ -84,7 +84,7 @@ func (b *Bus) IndexBlobs(
 	x := &BlobIndex{
 		b: b, gone: gone, before: time.Now().Add(-grace), old: map[string]oldBlob{}, uses: map[string]int{},
 		countedUpTo: map[string]uint64{},
-		weights:     map[string][]string{}, versions: map[schemas.Lane][]policyBlobs{},
+		weights:     map[string][]string{}, versions: map[schemas.Lineage][]policyBlobs{},
 	}
 	for e, err := range b.blobEntries(ctx) {
 		if err != nil {
@@ -289,7 +289,7 @@ func (x *BlobIndex) neededBlobs(m *Message) map[string]bool {
 	// A trajectory whose steps were made with several policy versions names the digest of the last one only.
 	t := &schemas.Trajectory{}
 	if schemas.Decode(m.Data, t) == nil && t.PolicyVersionMin != t.PolicyVersionMax {
-		for _, v := range x.versions[t.Lane] {
+		for _, v := range x.versions[t.Lineage()] {
 			if t.PolicyVersionMin <= v.number && v.number <= t.PolicyVersionMax {
 				add(v.blobs)
 			}
@@ -336,11 +336,11 @@ func (x *BlobIndex) countPolicies(ctx context.Context) error {
 			v.size += f.Size
 		}
 		x.weights[p.WeightsDigest] = append(x.weights[p.WeightsDigest], blobs...) // a forged policy may name the same
-		x.versions[p.Lane] = append(x.versions[p.Lane], v)
+		x.versions[p.Lineage()] = append(x.versions[p.Lineage()], v)
 	}
-	for lane, versions := range x.versions {
+	for of, versions := range x.versions {
 		x.many = x.many || len(versions) > 1
-		refused, err := x.b.PolicyRefusals(ctx, lane)
+		refused, err := x.b.PolicyRefusals(ctx, of)
 		if err != nil {
 			return err
 		}

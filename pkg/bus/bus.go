@@ -113,6 +113,7 @@ type Bus struct {
 	unfinished limiter // of the looks for chunks of blobs that were never finished
 	faultLog   faultLog
 	streams    sync.Map // what withStream has asked for, by name (jetstream.Stream)
+	versions   sync.Map // the sequences of versions that PolicyOf has found, by lane, tenant and number (uint64)
 	changed    sync.Map // the durables that others have changed, by key: what was changed (error)
 }
 

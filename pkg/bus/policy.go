@@ -29,14 +29,14 @@ func (b *Bus) SetPolicy(ctx context.Context, p, after *schemas.Policy) error {
 	}
 	err := b.setPolicy(ctx, p, after)
 	if err != nil {
-		return fmt.Errorf("set policy of %q: %w", p.Lane, err)
+		return fmt.Errorf("set policy of %q: %w", p.Lineage(), err)
 	}
 	return nil
 }
 
 // setPolicy is SetPolicy for a policy that is valid, with its errors.
 func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
-	current, last, err := b.currentPolicy(ctx, p.Lane)
+	current, last, err := b.currentPolicy(ctx, p.Lineage())
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (b *Bus) setPolicy(ctx context.Context, p, after *schemas.Policy) error {
 		err = nil
 	}
 	if err == nil {
-		err = b.RaisePolicy(ctx, p.Lane)
+		err = b.RaisePolicy(ctx, p.Lineage())
 	}
 	return err
 }
@@ -76,8 +76,8 @@ func sameWeights(a, b *schemas.Policy) bool {
 // currentPolicy returns the newest policy of a lane, nil if there is none, and the sequence of the last message in
 // its history, which the next publisher expects to find. It asks the history first: a publisher may have died before it
 // wrote to the bucket of current policies.
-func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.Policy, last uint64, err error) {
-	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane, schemas.TenantMain))
+func (b *Bus) currentPolicy(ctx context.Context, of schemas.Lineage) (p *schemas.Policy, last uint64, err error) {
+	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(of.Lane, of.Tenant))
 	switch {
 	case err == nil:
 		last = m.Seq
@@ -89,7 +89,7 @@ func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.
 	}
 	// The history was removed, or its last event is not a policy.
 	m, err = b.Last(ctx, schemas.StreamPolicyBucket,
-		schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, schemas.TenantMain)))
+		schemas.BucketSubject(schemas.PolicyBucket, of.Key()))
 	if errors.Is(err, ErrNotFound) {
 		return nil, last, nil
 	}
@@ -104,7 +104,7 @@ func (b *Bus) currentPolicy(ctx context.Context, lane schemas.Lane) (p *schemas.
 func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 	p := &schemas.Policy{}
 	if !b.decodeEntry(m, p, func() []string {
-		return []string{p.Subject(), schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(p.Lane, p.Tenant))}
+		return []string{p.Subject(), schemas.BucketSubject(schemas.PolicyBucket, p.Lineage().Key())}
 	}) {
 		return nil
 	}
@@ -113,11 +113,10 @@ func (b *Bus) decodePolicy(m *Message) *schemas.Policy {
 
 // RaisePolicy copies the newest policy of a lane's history to the bucket: its publisher may have died before it did
 // so. It returns ErrStreamFull when the server has no space.
-func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
+func (b *Bus) RaisePolicy(ctx context.Context, of schemas.Lineage) error {
 	// The history is read after the bucket, and so at least as new.
-	key := schemas.PolicyKey(lane, schemas.TenantMain)
-	err := b.updateKey(ctx, schemas.PolicyBucket, key, func(ctx context.Context, old []byte) ([]byte, error) {
-		m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane, schemas.TenantMain))
+	err := b.updateKey(ctx, schemas.PolicyBucket, of.Key(), func(ctx context.Context, old []byte) ([]byte, error) {
+		m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(of.Lane, of.Tenant))
 		switch {
 		case errors.Is(err, ErrNotFound):
 			return nil, nil
@@ -135,36 +134,36 @@ func (b *Bus) RaisePolicy(ctx context.Context, lane schemas.Lane) error {
 }
 
 // Policy returns the current policy of a lane, or ErrNotFound.
-func (b *Bus) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
-	p, _, err := b.currentPolicy(ctx, lane)
+func (b *Bus) Policy(ctx context.Context, of schemas.Lineage) (*schemas.Policy, error) {
+	p, _, err := b.currentPolicy(ctx, of)
 	if err == nil && p == nil {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return nil, fmt.Errorf("policy of lane %q: %w", lane, err)
+		return nil, fmt.Errorf("policy of lane %q: %w", of, err)
 	}
 	return p, nil
 }
 
-// policiesOf yields the policies that a lane has had, oldest first, each with the time at which it was stored. It
-// leaves out entries that cannot be read, and logs them. An error ends it.
-func (b *Bus) policiesOf(ctx context.Context, lane schemas.Lane, each func(p *schemas.Policy, stored time.Time)) error {
-	filters := []string{schemas.PolicySubject(lane, schemas.TenantMain)}
+// policiesOf yields the policies that a tenant of a lane has had, oldest first, each with its message. It leaves out
+// entries that cannot be read, and logs them. An error ends it.
+func (b *Bus) policiesOf(ctx context.Context, of schemas.Lineage, each func(*schemas.Policy, *Message)) error {
+	filters := []string{schemas.PolicySubject(of.Lane, of.Tenant)}
 	for m, err := range b.Read(ctx, schemas.StreamPolicies, filters, ReadOptions{}) {
 		if err != nil {
-			return fmt.Errorf("policies of lane %q: %w", lane, err)
+			return fmt.Errorf("policies of lane %q: %w", of, err)
 		}
 		if p := b.decodePolicy(m); p != nil {
-			each(p, m.Time)
+			each(p, m)
 		}
 	}
 	return ctx.Err()
 }
 
-// PolicyHistory returns the policies that a lane has had, oldest first. Of one that was announced again with the same
-// weights it returns the last. It leaves out entries that cannot be read, and logs them.
-func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) (out []*schemas.Policy, err error) {
-	err = b.policiesOf(ctx, lane, func(p *schemas.Policy, _ time.Time) {
+// PolicyHistory returns the policies that a tenant of a lane has had, oldest first. Of one that was announced again
+// with the same weights it returns the last. It leaves out entries that cannot be read, and logs them.
+func (b *Bus) PolicyHistory(ctx context.Context, of schemas.Lineage) (out []*schemas.Policy, err error) {
+	err = b.policiesOf(ctx, of, func(p *schemas.Policy, _ *Message) {
 		if last := len(out) - 1; last >= 0 && sameWeights(out[last], p) {
 			out = out[:last]
 		}
@@ -176,48 +175,51 @@ func (b *Bus) PolicyHistory(ctx context.Context, lane schemas.Lane) (out []*sche
 // PolicyVersionAt returns the newest version that a lane had at a time of the server's clock, without those that are in
 // refused; 0 when it had none, or when the history does not reach back so far.
 func (b *Bus) PolicyVersionAt(
-	ctx context.Context, lane schemas.Lane, at time.Time, refused map[int64]string,
+	ctx context.Context, of schemas.Lineage, at time.Time, refused map[int64]string,
 ) (version int64, err error) {
-	note := func(p *schemas.Policy, stored time.Time) {
-		if p != nil && !stored.After(at) && refused[p.PolicyVersion] == "" {
+	note := func(p *schemas.Policy, m *Message) {
+		if p != nil && !m.Time.After(at) && refused[p.PolicyVersion] == "" {
 			version = p.PolicyVersion
 		}
 	}
-	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(lane, schemas.TenantMain))
+	m, err := b.Last(ctx, schemas.StreamPolicies, schemas.PolicySubject(of.Lane, of.Tenant))
 	if errors.Is(err, ErrNotFound) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("policy of lane %q: %w", lane, err)
+		return 0, fmt.Errorf("policy of lane %q: %w", of, err)
 	}
-	if note(b.decodePolicy(m), m.Time); version == 0 { // else one request has told
-		err = b.policiesOf(ctx, lane, note)
+	if note(b.decodePolicy(m), m); version == 0 { // else one request has told
+		err = b.policiesOf(ctx, of, note)
 	}
 	return version, err
 }
 
-// FollowPolicy calls each with the current policy of a lane, and again with each later one, in order, until ctx ends.
-// When several come at once, it may skip all but the last. An entry that was removed or cannot be read is replaced by
-// the newest policy of the history. It returns nil.
+// FollowPolicy calls each with the current policy of each tenant of a lane, and again with each later one, in order,
+// until ctx ends. When several come at once, it may skip all but the last. An entry that was removed or cannot be read
+// is replaced by the newest policy of the history. It returns nil.
 func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*schemas.Policy)) error {
-	subject := schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, schemas.TenantMain))
+	subject := schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, "*"))
 	b.followEntries(ctx, schemas.StreamPolicyBucket, subject, func(m *Message) {
 		if p := b.decodePolicy(m); p != nil {
 			each(p)
-		} else if err := b.RaisePolicy(ctx, lane); err != nil && ctx.Err() == nil {
-			b.log.Warn().Err(err).Str("lane", string(lane)).Msg("policy not replaced")
+			return
+		}
+		of := lane.Of(schemas.Tenant(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]))
+		if err := b.RaisePolicy(ctx, of); err != nil && ctx.Err() == nil {
+			b.log.Warn().Err(err).Stringer("lane", of).Msg("policy not replaced")
 		}
 	})
 	return nil
 }
 
-// Policies returns the current policy of every lane, sorted by lane. As currentPolicy does, it believes the history
-// first. Entries that cannot be read are logged and left out.
+// Policies returns the current policy of every tenant of every lane, sorted by lane; main is the first of each. As
+// currentPolicy does, it believes the history first. Entries that cannot be read are logged and left out.
 func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
-	current := map[schemas.Lane]*schemas.Policy{}
+	current := map[schemas.Lineage]*schemas.Policy{}
 	for _, of := range [][2]string{
 		{schemas.StreamPolicyBucket, schemas.BucketSubject(schemas.PolicyBucket, ">")},
-		{schemas.StreamPolicies, schemas.PolicySubject("*", schemas.TenantMain)},
+		{schemas.StreamPolicies, schemas.PolicySubject("*", "*")},
 	} {
 		stored, err := b.LastMany(ctx, of[0], of[1:])
 		if err != nil {
@@ -225,26 +227,28 @@ func (b *Bus) Policies(ctx context.Context) ([]*schemas.Policy, error) {
 		}
 		for _, m := range stored {
 			if p := b.decodePolicy(m); p != nil {
-				current[p.Lane] = p
+				current[p.Lineage()] = p
 			}
 		}
 	}
-	return slices.SortedFunc(maps.Values(current),
-		func(a, b *schemas.Policy) int { return cmp.Compare(a.Lane, b.Lane) }), nil
+	place := func(p *schemas.Policy) string { return p.Lineage().String() } // that of main is a prefix of the others
+	return slices.SortedFunc(maps.Values(current), func(a, b *schemas.Policy) int {
+		return cmp.Or(cmp.Compare(a.Lane, b.Lane), cmp.Compare(place(a), place(b)))
+	}), nil
 }
 
 // ServedVersion returns the policy version that the samplers of a lane use: the newest one that a sampler which takes
-// requests reports. It returns the version of p, the lane's newest policy, when no sampler runs or one reports no
-// version.
+// requests reports. It returns the version of p, the newest policy of its tenant, when no sampler runs or one reports
+// no version.
 func ServedVersion(p *schemas.Policy, present []*schemas.Presence) int64 {
 	served := int64(-1)
 	for _, s := range present {
 		switch {
 		case s.Service != schemas.ServiceSampler || s.Lane != p.Lane || s.Draining:
-		case s.PolicyVersion == nil:
+		case s.Serving(p.Tenant).PolicyVersion == nil:
 			return p.PolicyVersion
 		default:
-			served = max(served, *s.PolicyVersion)
+			served = max(served, *s.Serving(p.Tenant).PolicyVersion)
 		}
 	}
 	if served < 0 {
@@ -262,7 +266,7 @@ func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*sc
 	if version == p.PolicyVersion {
 		return p, nil
 	}
-	older, err := b.PolicyOf(ctx, p.Lane, version)
+	older, err := b.PolicyOf(ctx, p.Lineage(), version)
 	if errors.Is(err, ErrNotFound) {
 		return p, nil
 	}
@@ -270,18 +274,62 @@ func (b *Bus) ServedPolicy(ctx context.Context, p *schemas.Policy, present []*sc
 }
 
 // PolicyOf returns a version of a lane, the last with that number. ErrNotFound says which there are.
-func (b *Bus) PolicyOf(ctx context.Context, lane schemas.Lane, version int64) (*schemas.Policy, error) {
-	history, err := b.PolicyHistory(ctx, lane)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range slices.Backward(history) {
-		if p.PolicyVersion == version {
-			return p, nil
+func (b *Bus) PolicyOf(ctx context.Context, of schemas.Lineage, version int64) (*schemas.Policy, error) {
+	is := func(p *schemas.Policy) bool { return p != nil && p.Lineage() == of && p.PolicyVersion == version }
+	key := fmt.Sprint(of.Key(), ".", version)
+	if seq, ok := b.versions.Load(key); ok { // its place does not change once another has followed
+		if m, err := b.Get(ctx, schemas.StreamPolicies, seq.(uint64)); err == nil && is(b.decodePolicy(m)) {
+			return b.decodePolicy(m), nil
 		}
 	}
-	return nil, fmt.Errorf("version %d of lane %q: %w; must be one of %s", version, lane, ErrNotFound,
+	var found *schemas.Policy
+	var seq uint64
+	var history []*schemas.Policy
+	err := b.policiesOf(ctx, of, func(p *schemas.Policy, m *Message) {
+		if history = append(history, p); is(p) {
+			found, seq = p, m.Seq
+		}
+	})
+	if found != nil && found != history[len(history)-1] {
+		b.versions.Store(key, seq)
+	}
+	if found != nil || err != nil {
+		return found, err
+	}
+	return nil, fmt.Errorf("version %d of lane %q: %w; must be one of %s", version, of, ErrNotFound,
 		PolicyVersions(history))
+}
+
+// AddTenant gives a tenant of a lane its version 0, the lane's checkpoint, unless it has versions. ErrNotFound: no
+// sampler has announced the lane. A *TerminalError says why it can have none.
+func (b *Bus) AddTenant(ctx context.Context, of schemas.Lineage) error {
+	if _, err := b.Policy(ctx, of); !errors.Is(err, ErrNotFound) {
+		return err
+	}
+	p, err := b.Policy(ctx, of.Lane.Of(schemas.TenantMain))
+	if err != nil {
+		return err
+	}
+	all, err := b.Policies(ctx)
+	if err != nil {
+		return err
+	}
+	tenants := slices.DeleteFunc(all, func(p *schemas.Policy) bool { return p.Lane != of.Lane })
+	switch {
+	case p.Modules == nil && p.Tensors == nil:
+		err = fmt.Errorf("tenant: %q; must be absent: the model %s of lane %q takes no other weights", of.Tenant,
+			p.Model, of.Lane)
+	case len(tenants) > schemas.MaxTenants:
+		err = fmt.Errorf("tenant: %q; must be one of those that lane %q has, which are %d: as many as it may have",
+			of.Tenant, of.Lane, schemas.MaxTenants)
+	}
+	if err != nil {
+		return Terminal(schemas.CodeInvalid, err)
+	}
+	if err := b.SetPolicy(ctx, p.Founding(of.Tenant), nil); !errors.Is(err, ErrBehind) {
+		return err
+	}
+	return nil // another has just done so
 }
 
 // PolicyVersions lists the version numbers of a lane's history for an error or a help text, the newest first; of many
@@ -303,10 +351,10 @@ func PolicyVersions(history []*schemas.Policy) string {
 func (b *Bus) EarlierPolicy(ctx context.Context, current *schemas.Policy, version int64) (p *schemas.Policy,
 	unfit, err error,
 ) {
-	if p, err = b.PolicyOf(ctx, current.Lane, version); err != nil {
+	if p, err = b.PolicyOf(ctx, current.Lineage(), version); err != nil {
 		return nil, nil, err
 	}
-	refused, err := b.PolicyRefusals(ctx, current.Lane)
+	refused, err := b.PolicyRefusals(ctx, current.Lineage())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -345,16 +393,16 @@ func (b *Bus) StoreID(ctx context.Context) (string, error) {
 }
 
 // CurrentPolicy returns the newest policy of a lane that its samplers have not refused, or ErrNotFound.
-func (b *Bus) CurrentPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
-	newest, err := b.Policy(ctx, lane)
+func (b *Bus) CurrentPolicy(ctx context.Context, of schemas.Lineage) (*schemas.Policy, error) {
+	newest, err := b.Policy(ctx, of)
 	if err != nil || newest.IsCheckpoint() {
 		return newest, err
 	}
-	refused, err := b.PolicyRefusals(ctx, lane)
+	refused, err := b.PolicyRefusals(ctx, of)
 	if err != nil || refused[newest.PolicyVersion] == "" {
 		return newest, err
 	}
-	history, err := b.PolicyHistory(ctx, lane)
+	history, err := b.PolicyHistory(ctx, of)
 	for _, p := range slices.Backward(history) {
 		if p.IsCheckpoint() && p.BaseDigest == newest.BaseDigest || refused[p.PolicyVersion] == "" {
 			return p, err
@@ -365,8 +413,8 @@ func (b *Bus) CurrentPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Po
 
 // PolicyRefusals returns the versions of a lane that samplers have refused and none has applied, each with the last
 // reason. The lane never serves them.
-func (b *Bus) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]string, error) {
-	answers, err := b.Applied(ctx, lane)
+func (b *Bus) PolicyRefusals(ctx context.Context, of schemas.Lineage) (map[int64]string, error) {
+	answers, err := b.Applied(ctx, of)
 	refused := map[int64]string{}
 	for _, a := range answers {
 		if a.State == schemas.AppliedRefused {
@@ -382,12 +430,12 @@ func (b *Bus) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]
 }
 
 // Applied returns the samplers' answers to the policies of a lane (applied or refused), oldest first.
-func (b *Bus) Applied(ctx context.Context, lane schemas.Lane) ([]*schemas.Applied, error) {
+func (b *Bus) Applied(ctx context.Context, of schemas.Lineage) ([]*schemas.Applied, error) {
 	var out []*schemas.Applied
-	filters := []string{schemas.AppliedSubject(lane, schemas.TenantMain, "*")}
+	filters := []string{schemas.AppliedSubject(of.Lane, of.Tenant, "*")}
 	for m, err := range b.Read(ctx, schemas.StreamApplied, filters, ReadOptions{}) {
 		if err != nil {
-			return nil, fmt.Errorf("answers to policies of lane %q: %w", lane, err)
+			return nil, fmt.Errorf("answers to policies of lane %q: %w", of, err)
 		}
 		a := &schemas.Applied{}
 		if err := Fits(m, a); err == nil {

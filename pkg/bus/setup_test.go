@@ -176,12 +176,13 @@ func TestBus_policies(t *testing.T) {
 		if n := e.Info(t, schemas.StreamPolicies).State.Msgs; n != 3 {
 			t.Errorf("history has %d, want 3", n)
 		}
-		history, err := e.PolicyHistory(ctx, "tiny")
-		if current, currentErr := e.Policy(ctx, "tiny"); err != nil || currentErr != nil || len(history) != 2 ||
+		history, err := e.PolicyHistory(ctx, schemas.Lane("tiny").Of(""))
+		current, currentErr := e.Policy(ctx, schemas.Lane("tiny").Of(""))
+		if err != nil || currentErr != nil || len(history) != 2 ||
 			history[0].PolicyVersion != 1 || current.PolicyVersion != 2 {
 			t.Errorf("got %+v, %v, %+v, %v", history, err, current, currentErr)
 		}
-		if _, err := e.Policy(ctx, "none"); !errors.Is(err, bus.ErrNotFound) {
+		if _, err := e.Policy(ctx, schemas.Lane("none").Of("")); !errors.Is(err, bus.ErrNotFound) {
 			t.Errorf("got %v, want ErrNotFound", err)
 		}
 		testLostPolicies(t, e)

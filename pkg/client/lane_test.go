@@ -37,7 +37,7 @@ func TestPolicy_OfOneLane(t *testing.T) {
 	}
 	is := func(want, refusal string) {
 		t.Helper()
-		got, err := c.Policy(t.Context(), "")
+		got, err := c.Policy(t.Context(), schemas.Lineage{})
 		if refusal != "" {
 			if err == nil || !strings.Contains(err.Error(), refusal) {
 				t.Errorf("%v, %v; want %q", got, err, refusal)
@@ -91,7 +91,8 @@ func TestPolicy_Lease(t *testing.T) {
 		!strings.Contains(err.Error(), "epoch: 0; must be at least 1") {
 		t.Errorf("a push of an older epoch: %v", err)
 	}
-	if history, err := p.PolicyHistory(t.Context(), "one"); err != nil || len(history) != 2 || history[1].Epoch != 1 {
+	history, err := p.PolicyHistory(t.Context(), schemas.Lane("one").Of(""))
+	if err != nil || len(history) != 2 || history[1].Epoch != 1 {
 		t.Errorf("history %v, %v; want each version once", history, err)
 	}
 	lease := schemas.BucketSubject(schemas.LeaseBucket, schemas.PolicyKey("one", schemas.TenantMain))

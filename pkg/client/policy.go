@@ -18,13 +18,15 @@ import (
 // Push says how weights are to be served. Its zero value is the next version of the only lane. Without By it is the
 // client who pushes.
 type Push struct {
-	Lane    schemas.Lane `key:"lane" help:"lane; default the only lane, or the only one that samplers serve now"`
-	Rule    string       `key:"rule" help:"for samples that have begun: finish (keep the old weights to the end; the default), switch (use the new weights from the next step on) or restart"`
-	Version int64        `key:"version" help:"version number, above that of the lane; default the next one"`
-	By      string       `key:"by" help:"who pushes; default user@host"`
-	Note    string       `key:"note" help:"note; others see it"`
-	Scale   float64      `key:"scale" help:"scale of the adapter; 1, the default, is the scale of its training"`
-	Base    string       `key:"base" help:"digest of the checkpoint that it was trained on; push refuses another one. See 'meander policy show'"`
+	Lane schemas.Lane `key:"lane" help:"lane; default the only lane, or the only one that samplers serve now"`
+	// Tenant has versions of its own on the lane; the first push of one begins with its version 0, the checkpoint.
+	Tenant  schemas.Tenant `key:"tenant" form:"token" help:"whose weights of the lane, of those who have their own there, as each of several trainers has; default main. A name that is new begins with the checkpoint"`
+	Rule    string         `key:"rule" help:"for samples that have begun: finish (keep the old weights to the end; the default), switch (use the new weights from the next step on) or restart"`
+	Version int64          `key:"version" help:"version number, above that of the lane; default the next one"`
+	By      string         `key:"by" help:"who pushes; default user@host"`
+	Note    string         `key:"note" help:"note; others see it"`
+	Scale   float64        `key:"scale" help:"scale of the adapter; 1, the default, is the scale of its training"`
+	Base    string         `key:"base" help:"digest of the checkpoint that it was trained on; push refuses another one. See 'meander policy show'"`
 	// WeightsDir is a folder that the samplers have too, maybe elsewhere (their --weights-dir). PushWeights names the
 	// files by their path in it, and stores nothing of them: those that lie in it stay where they are, others it copies
 	// to it, for the janitor to remove. Empty: the weights are stored in the server. Adapters always are.
@@ -55,7 +57,7 @@ func (c *Client) PushPolicy(ctx context.Context, adapter *lora.Adapter, push Pus
 			return nil, err
 		}
 		if table.Fresh(adapter) {
-			if served, err := c.Policy(ctx, current.Lane); err != nil || served.IsCheckpoint() {
+			if served, err := c.bus.CurrentPolicy(ctx, current.Lineage()); err != nil || served.IsCheckpoint() {
 				return &next, err
 			}
 		}
@@ -139,7 +141,7 @@ func (c *Client) explainStore(ctx context.Context, err error) error {
 	policies, listErr := c.bus.Policies(ctx)
 	versions, size, seen := 0, int64(0), map[string]bool{}
 	for _, of := range policies {
-		history, historyErr := c.bus.PolicyHistory(ctx, of.Lane)
+		history, historyErr := c.bus.PolicyHistory(ctx, of.Lineage())
 		listErr = errors.Join(listErr, historyErr)
 		for _, p := range history {
 			before := size
@@ -225,28 +227,39 @@ func (c *Client) publishNext(ctx context.Context, push Push,
 	}
 	for {
 		lane, err := c.resolveLane(ctx, push.Lane)
+		if err == nil && push.Tenant != "" {
+			err = schemas.CheckToken("tenant", push.Tenant)
+		}
 		if err != nil {
 			return nil, err
 		}
-		current, err := c.bus.Policy(ctx, lane)
+		of := lane.Of(push.Tenant)
+		if err := c.bus.AddTenant(ctx, of); err != nil {
+			if _, terminal := errors.AsType[*bus.TerminalError](err); terminal {
+				err = refusedPolicy("%w", err)
+			}
+			return nil, err
+		}
+		current, err := c.bus.Policy(ctx, of)
 		if err != nil {
 			return nil, err
 		}
 		// Asked after the policy: who takes the lease later announces the policy again, which SetPolicy sees.
-		trainer, err := c.bus.Trainer(ctx, lane)
+		trainer, err := c.bus.Trainer(ctx, of)
 		if err != nil {
 			return nil, err
 		}
 		if trainer != "" {
 			return nil, refusedPolicy("lane %q: %s trains it, and has it to itself; must be a lane that no trainer "+
-				"has: stop that one first, or wait %v after it was killed", lane, trainer, schemas.LeaseTTL)
+				"has: stop that one first, wait %v after it was killed, or push for another tenant", of, trainer,
+				schemas.LeaseTTL)
 		}
 		p, err := next(current)
 		if err != nil {
 			return nil, err
 		}
 		if p.WeightsDigest == current.WeightsDigest {
-			refused, err := c.bus.PolicyRefusals(ctx, lane)
+			refused, err := c.bus.PolicyRefusals(ctx, of)
 			if err != nil || p.IsCheckpoint() || refused[current.PolicyVersion] == "" {
 				return current, err
 			}
@@ -254,7 +267,7 @@ func (c *Client) publishNext(ctx context.Context, push Push,
 		p.PolicyVersion = cmp.Or(push.Version, current.PolicyVersion+1)
 		if p.PolicyVersion <= current.PolicyVersion {
 			return nil, refusedPolicy("version: %d; must be above %d, which lane %q serves", p.PolicyVersion,
-				current.PolicyVersion, current.Lane)
+				current.PolicyVersion, of)
 		}
 		p.Parent, p.Rule, p.By, p.Note, p.Announced = &current.PolicyVersion, push.Rule, cmp.Or(push.By,
 			"client"), push.Note, time.Now().UnixNano()
@@ -268,28 +281,39 @@ func (c *Client) publishNext(ctx context.Context, push Push,
 }
 
 // Policy returns what a lane serves now: its newest version that samplers have not refused, or ErrNotFound. An empty
-// lane means the only lane, or the only one that samplers serve now.
-func (c *Client) Policy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
-	lane, err := c.resolveLane(ctx, lane)
+// lane means the only lane, or the only one that samplers serve now, an empty tenant main.
+func (c *Client) Policy(ctx context.Context, of schemas.Lineage) (*schemas.Policy, error) {
+	newest, err := c.NewestPolicy(ctx, of)
 	if err != nil {
 		return nil, err
 	}
-	return c.bus.CurrentPolicy(ctx, lane)
+	return c.bus.CurrentPolicy(ctx, newest.Lineage())
 }
 
 // NewestPolicy returns the policy that was pushed last to a lane, whether samplers use it, have refused it or have
 // not answered yet.
-func (c *Client) NewestPolicy(ctx context.Context, lane schemas.Lane) (*schemas.Policy, error) {
-	lane, err := c.resolveLane(ctx, lane)
+func (c *Client) NewestPolicy(ctx context.Context, of schemas.Lineage) (*schemas.Policy, error) {
+	lane, err := c.resolveLane(ctx, of.Lane)
+	if err == nil && of.Tenant != "" {
+		err = schemas.CheckToken("tenant", of.Tenant)
+	}
 	if err != nil {
 		return nil, err
 	}
-	return c.bus.Policy(ctx, lane)
+	p, err := c.bus.Policy(ctx, lane.Of(of.Tenant))
+	if errors.Is(err, ErrNotFound) {
+		all, _ := c.bus.Policies(ctx)
+		all = slices.DeleteFunc(all, func(p *schemas.Policy) bool { return p.Lane != lane })
+		names := namesOf(all, func(p *schemas.Policy) string { return string(p.Tenant) })
+		err = fmt.Errorf("tenant: %q; must be one of %s, or be begun by a push: %w", of.Tenant,
+			strings.Join(names, ", "), err)
+	}
+	return p, err
 }
 
-// PolicyRefusals returns the versions of a lane that samplers refused and none uses, with the reason.
-func (c *Client) PolicyRefusals(ctx context.Context, lane schemas.Lane) (map[int64]string, error) {
-	return c.bus.PolicyRefusals(ctx, lane)
+// PolicyRefusals returns the versions of a tenant of a lane that samplers refused and none uses, with the reason.
+func (c *Client) PolicyRefusals(ctx context.Context, of schemas.Lineage) (map[int64]string, error) {
+	return c.bus.PolicyRefusals(ctx, of)
 }
 
 // resolveLane returns the lane that a policy is for: the given one if it exists, else the only lane, or the only one
@@ -299,13 +323,13 @@ func (c *Client) resolveLane(ctx context.Context, lane schemas.Lane) (schemas.La
 		if err := schemas.CheckToken("lane", lane); err != nil {
 			return "", err
 		}
-		_, err := c.bus.Policy(ctx, lane)
-		if all, _ := c.bus.Policies(ctx); errors.Is(err, ErrNotFound) && len(all) > 0 {
-			err = fmt.Errorf("lane: %q; must be one of %s: %w", lane, strings.Join(lanesOf(all), ", "), err)
+		_, err := c.bus.Policy(ctx, lane.Of(schemas.TenantMain))
+		if all, _ := c.lanes(ctx); errors.Is(err, ErrNotFound) && len(all) > 0 {
+			err = fmt.Errorf("lane: %q; must be one of %s: %w", lane, strings.Join(namesOf(all, laneOf), ", "), err)
 		}
 		return lane, err
 	}
-	all, err := c.bus.Policies(ctx)
+	all, err := c.lanes(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -329,38 +353,46 @@ func (c *Client) resolveLane(ctx context.Context, lane schemas.Lane) (schemas.La
 	}
 	if len(served) != 1 {
 		return "", fmt.Errorf("lane: not given; must be one of %s, of which samplers serve %d now",
-			strings.Join(lanesOf(all), ", "), len(served))
+			strings.Join(namesOf(all, laneOf), ", "), len(served))
 	}
 	return served[0], nil
 }
 
-func lanesOf(all []*schemas.Policy) (names []string) {
+// lanes returns the current policies of main.
+func (c *Client) lanes(ctx context.Context) ([]*schemas.Policy, error) {
+	all, err := c.bus.Policies(ctx)
+	return slices.DeleteFunc(all, func(p *schemas.Policy) bool { return p.Tenant != schemas.TenantMain }), err
+}
+
+func laneOf(p *schemas.Policy) string { return string(p.Lane) }
+
+func namesOf(all []*schemas.Policy, name func(*schemas.Policy) string) (names []string) {
 	for _, p := range all {
-		names = append(names, string(p.Lane))
+		names = append(names, name(p))
 	}
 	return names
 }
 
-// PolicyHistory returns the policies that a lane has had, the oldest first.
-func (c *Client) PolicyHistory(ctx context.Context, lane schemas.Lane) ([]*schemas.Policy, error) {
-	return c.bus.PolicyHistory(ctx, lane)
+// PolicyHistory returns the policies that a tenant of a lane has had, the oldest first.
+func (c *Client) PolicyHistory(ctx context.Context, of schemas.Lineage) ([]*schemas.Policy, error) {
+	return c.bus.PolicyHistory(ctx, of)
 }
 
-// Replica is a running sampler, and what it makes samples with.
+// Replica is a running sampler, and what it makes samples of the tenant in question with.
 type Replica struct {
 	schemas.Presence
 	// Answer is the sampler's last answer to the policy in question; nil while there is none.
 	Answer *schemas.Applied
 }
 
-// Replicas returns the running samplers of a policy's lane, sorted by name, each with its answer to that policy; the
-// answer is nil while the sampler has none.
+// Replicas returns the running samplers of a policy's lane, with what they serve of its tenant, sorted by name, each
+// with its answer to that policy; the answer is nil while the sampler has none.
 func (c *Client) Replicas(ctx context.Context, p *schemas.Policy) ([]Replica, error) {
 	present, err := c.bus.Present(ctx)
 	if err != nil {
 		return nil, err
 	}
-	answers, err := c.bus.Applied(ctx, p.Lane)
+	answers, err := c.bus.Applied(ctx, p.Lineage())
 	if err != nil {
 		return nil, err
 	}
@@ -369,7 +401,7 @@ func (c *Client) Replicas(ctx context.Context, p *schemas.Policy) ([]Replica, er
 		if s.Service != schemas.ServiceSampler || s.Lane != p.Lane {
 			continue
 		}
-		r := Replica{Presence: *s}
+		r := Replica{Presence: s.Serving(p.Tenant)}
 		for _, a := range answers {
 			if a.Instance == s.Instance && a.PolicyVersion == p.PolicyVersion {
 				r.Answer = a

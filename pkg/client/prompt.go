@@ -203,6 +203,9 @@ type Prompt struct {
 	Prune *Prune
 	// Model: the lane that serves the prompt (token). Default: the only lane there is.
 	Model schemas.Lane
+	// Tenant: has the samples made with the weights of one of those who have weights of their own on the lane (token).
+	// Default: main, the lane's own.
+	Tenant schemas.Tenant
 	// BaseDigest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for
 	// another one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256
 	// bytes). Default: any.
@@ -210,9 +213,9 @@ type Prompt struct {
 	// MinPolicyVersion: holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥
 	// 0). Default: 0.
 	MinPolicyVersion int64
-	// PolicyVersion: has the samples made with these weights of the lane, whatever is served by then, so that versions
-	// can be compared with the same prompts and noise. The prompt waits for a version that is still to come (integer
-	// ≥ 0). Default: the newest.
+	// PolicyVersion: has the samples made with these weights of the tenant, whatever is served by then, so that
+	// versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come
+	// (integer ≥ 0). Default: the newest.
 	PolicyVersion Optional[int64]
 	// Priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000).
 	// Default: 0.
@@ -509,6 +512,9 @@ type StageSpec struct {
 	Prune *Prune
 	// Model: the lane that serves the prompt (token). Default: the only lane there is.
 	Model schemas.Lane
+	// Tenant: has the samples made with the weights of one of those who have weights of their own on the lane (token).
+	// Default: main, the lane's own.
+	Tenant schemas.Tenant
 	// BaseDigest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for
 	// another one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256
 	// bytes). Default: any.
@@ -516,9 +522,9 @@ type StageSpec struct {
 	// MinPolicyVersion: holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥
 	// 0). Default: 0.
 	MinPolicyVersion int64
-	// PolicyVersion: has the samples made with these weights of the lane, whatever is served by then, so that versions
-	// can be compared with the same prompts and noise. The prompt waits for a version that is still to come (integer
-	// ≥ 0). Default: the newest.
+	// PolicyVersion: has the samples made with these weights of the tenant, whatever is served by then, so that
+	// versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come
+	// (integer ≥ 0). Default: the newest.
 	PolicyVersion Optional[int64]
 	// Priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to 1000000).
 	// Default: 0.

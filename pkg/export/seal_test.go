@@ -127,7 +127,7 @@ func TestWriteArchive_Trained(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		history, err := other.PolicyHistory(t.Context(), "tiny")
+		history, err := other.PolicyHistory(t.Context(), schemas.Lane("tiny").Of(""))
 		if err != nil || len(history) != map[bool]int{true: 2}[with] {
 			t.Fatalf("policies %t: %d, %v", with, len(history), err)
 		}

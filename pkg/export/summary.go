@@ -74,9 +74,10 @@ type tally struct {
 	leftOut, refused notes
 }
 
-// weights are a version of the weights of a lane, by their digest, or by the version where a sample has several.
+// weights are a version of the weights of a tenant of a lane, by their digest, or by the version where a sample has
+// several.
 type weights struct {
-	lane    schemas.Lane
+	of      schemas.Lineage
 	digest  string
 	version int64
 }
@@ -110,13 +111,14 @@ func (t *tally) count(e *Entry) {
 	}
 	switch of := e.event.(type) {
 	case *schemas.Trajectory:
-		t.weights[weights{of.Lane, of.WeightsDigest, 0}] = true
+		t.weights[weights{of.Lineage(), of.WeightsDigest, 0}] = true
 		for v := of.PolicyVersionMin; v < of.PolicyVersionMax; v++ {
-			t.weights[weights{of.Lane, "", v}] = true
+			t.weights[weights{of.Lineage(), "", v}] = true
 		}
 	case *schemas.Update:
 		t.trained = true
-		t.weights[weights{of.Lane, of.WeightsDigest, 0}], t.weights[weights{of.Lane, of.WeightsBefore, 0}] = true, true
+		t.weights[weights{of.Lineage(), of.WeightsDigest, 0}] = true
+		t.weights[weights{of.Lineage(), of.WeightsBefore, 0}] = true
 	}
 	for _, ref := range e.Refs() {
 		if _, named := t.refs[ref.Digest]; !named {

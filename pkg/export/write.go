@@ -153,9 +153,10 @@ func (x *exporter) policies(ctx context.Context, from uint64) iter.Seq2[*bus.Mes
 			}
 			p := &schemas.Policy{}
 			named := m.Seq <= x.limits[schemas.StreamPolicies] && bus.Fits(m, p) == nil &&
-				(x.weights[weights{p.Lane, p.WeightsDigest, 0}] || x.weights[weights{p.Lane, "", p.PolicyVersion}])
+				(x.weights[weights{p.Lineage(), p.WeightsDigest, 0}] ||
+					x.weights[weights{p.Lineage(), "", p.PolicyVersion}])
 			if named {
-				last[weights{p.Lane, p.WeightsDigest, 0}] = m
+				last[weights{p.Lineage(), p.WeightsDigest, 0}] = m
 			}
 		}
 		for _, m := range slices.SortedFunc(maps.Values(last), func(a, b *bus.Message) int {

@@ -21,17 +21,18 @@ import (
 // Group is a group with its samples, best reward first.
 type Group struct {
 	GroupResult
-	Run       schemas.Run  `json:"run"`
-	Negative  string       `json:"negative_prompt,omitempty"`
-	Lane      schemas.Lane `json:"lane,omitempty"`
-	Batch     string       `json:"batch,omitempty"`
-	Size      int64        `json:"size"`
-	StdLabel  string       `json:"std_label,omitempty"`
-	Estimator string       `json:"estimator"`
-	Opened    int64        `json:"opened"`
-	Closed    int64        `json:"closed,omitempty"`
-	Deadline  int64        `json:"deadline,omitempty"`
-	Refilled  schemas.UID  `json:"refilled_by,omitempty"`
+	Run       schemas.Run    `json:"run"`
+	Negative  string         `json:"negative_prompt,omitempty"`
+	Lane      schemas.Lane   `json:"lane,omitempty"`
+	Tenant    schemas.Tenant `json:"tenant,omitempty"`
+	Batch     string         `json:"batch,omitempty"`
+	Size      int64          `json:"size"`
+	StdLabel  string         `json:"std_label,omitempty"`
+	Estimator string         `json:"estimator"`
+	Opened    int64          `json:"opened"`
+	Closed    int64          `json:"closed,omitempty"`
+	Deadline  int64          `json:"deadline,omitempty"`
+	Refilled  schemas.UID    `json:"refilled_by,omitempty"`
 	// Rewards are the functions with their weights.
 	Rewards []weight `json:"rewards"`
 	// Fix is what to do about the group.
@@ -341,7 +342,8 @@ func (r *Reader) Trajectory(
 
 // fromRecord fills what is known of a group when it opens.
 func (x *Group) fromRecord(g *schemas.GroupRecord) {
-	x.Prompt, x.Negative, x.Lane, x.Size, x.Error = g.Prompt, g.NegativePrompt, g.Lane, g.GroupSize, g.Error
+	x.Prompt, x.Negative, x.Lane, x.Tenant = g.Prompt, g.NegativePrompt, g.Lane, g.Tenant
+	x.Size, x.Error = g.GroupSize, g.Error
 	x.Batch, x.Opened = g.Group.Batch, g.Group.Created/int64(time.Millisecond)
 	x.Deadline, x.Truth = g.Group.Deadline/int64(time.Millisecond), g.Group.GroundTruth().Text()
 	x.Estimator = g.Group.Advantage.Estimator
@@ -485,6 +487,9 @@ func FactsOf(t *schemas.Trajectory) (facts []Fact) {
 	version := fmt.Sprint(t.PolicyVersionMin)
 	if t.PolicyVersionMax != t.PolicyVersionMin {
 		version = fmt.Sprintf("%d to %d", t.PolicyVersionMin, t.PolicyVersionMax)
+	}
+	if t.Tenant != "" {
+		version += " of " + string(t.Tenant)
 	}
 	add("Policy version", version, false)
 	add("Weights", t.WeightsDigest, true)

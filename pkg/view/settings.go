@@ -157,7 +157,7 @@ func (r *Reader) addModel(ctx context.Context, t *tally, run schemas.Run, first 
 	if first == nil {
 		return nil
 	}
-	if p, err := r.bus.Policy(ctx, first.Lane); err == nil {
+	if p, err := r.bus.Policy(ctx, first.Lineage()); err == nil {
 		t.add(partModel, "network", p.Model)
 	} else if !errors.Is(err, bus.ErrNotFound) {
 		return err
@@ -175,12 +175,15 @@ func (r *Reader) addModel(ctx context.Context, t *tally, run schemas.Run, first 
 		version += fmt.Sprintf(" to %d", last.PolicyVersionMax)
 	}
 	t.add(partModel, "policy_version", version)
+	if first.Tenant != "" {
+		t.add(partModel, "tenant", string(first.Tenant))
+	}
 	return r.addSource(ctx, t, first)
 }
 
 // addSource adds where the checkpoint and the adapter of a sample are from, as the policy says that it was made with.
 func (r *Reader) addSource(ctx context.Context, t *tally, of *schemas.Trajectory) error {
-	history, err := r.bus.PolicyHistory(ctx, of.Lane)
+	history, err := r.bus.PolicyHistory(ctx, of.Lineage())
 	if err != nil && !errors.Is(err, bus.ErrNotFound) {
 		return err
 	}

@@ -39,11 +39,12 @@ func (p presence) MarshalJSON() ([]byte, error) {
 	return json.Marshal(schemas.JSON(&short))
 }
 
-// lane is a queue of requests, and its weights.
+// lane is a queue of requests, and the weights of a tenant; of main first.
 type lane struct {
-	Lane    schemas.Lane `json:"lane"`
-	Current *policyLine  `json:"current"`
-	Served  int64        `json:"served_version"`
+	Lane    schemas.Lane   `json:"lane"`
+	Tenant  schemas.Tenant `json:"tenant,omitempty"` // empty: main
+	Current *policyLine    `json:"current"`
+	Served  int64          `json:"served_version"`
 	// Samplers counts those that serve the lane, Backlog the requests that are not done.
 	Samplers int    `json:"samplers"`
 	Backlog  uint64 `json:"backlog"`
@@ -149,6 +150,9 @@ func (r *Reader) readSystem(ctx context.Context) (*System, error) {
 		l := &lane{
 			Lane: p.Lane, Current: policyLineOf(p), Served: bus.ServedVersion(p, running), Text: p.Text != nil,
 		}
+		if p.Tenant != schemas.TenantMain {
+			l.Tenant = p.Tenant
+		}
 		for _, on := range x.Present {
 			if on.Service == schemas.ServiceSampler && on.Lane == p.Lane {
 				l.Samplers++
@@ -169,13 +173,13 @@ type Lane struct {
 	Total    int           `json:"total"`
 }
 
-// Lane returns the versions of the weights of a lane, at most most.
-func (r *Reader) Lane(ctx context.Context, name schemas.Lane, most int) (*Lane, error) {
-	history, err := r.client.PolicyHistory(ctx, name)
+// Lane returns the versions of the weights of a tenant of a lane, at most most.
+func (r *Reader) Lane(ctx context.Context, of schemas.Lineage, most int) (*Lane, error) {
+	history, err := r.client.PolicyHistory(ctx, of)
 	if err != nil {
 		return nil, err
 	}
-	refused, err := r.client.PolicyRefusals(ctx, name)
+	refused, err := r.client.PolicyRefusals(ctx, of)
 	if err != nil {
 		return nil, err
 	}

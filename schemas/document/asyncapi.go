@@ -240,7 +240,7 @@ var parameters = map[string]string{
 		schemas.RewardPartitions-1),
 	"name":    "instance of the reward function external:NAME or nats:NAME, or external",
 	"stage":   "stage of the sample; main where the prompt names none",
-	"tenant":  "owner of the weights; main where the lane has one set of them",
+	"tenant":  "owner of the weights; main is the one that every lane has",
 	"trainer": "the trainer that made an update, where several learn from a run",
 	"rule":    "the rule that the run breaks",
 	"service": "the one that refused the input",

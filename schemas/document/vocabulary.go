@@ -9,7 +9,7 @@ var vocabulary = map[string]string{
 	"batch":               "batch id; a group without a batch is a batch of one, named by its uid",
 	"lane":                "what serves the sample: a model family and size class",
 	"stage":               "stage of the sample: what one lane makes of it; main where the prompt names none",
-	"tenant":              "owner of the weights; main where the lane has one set of them",
+	"tenant":              "owner of the weights; main is the one that every lane has",
 	"sample_index":        "place of the sample in its group, from 0",
 	"group_size":          "number of samples of the group",
 	"attempt":             "token of one attempt at the sample",

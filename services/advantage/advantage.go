@@ -442,7 +442,7 @@ func (w *worker) publishAndWait(ctx context.Context, a *schemas.Advantage) (*sch
 // acknowledged.
 func (w *worker) setResult(ctx context.Context, g *group, a *schemas.Advantage) {
 	g.outcome, g.result = a, a
-	w.metrics.group(g.lane, a)
+	w.metrics.group(g.of.Lane, a)
 	last := int64(0)
 	for i := range g.samples {
 		last = max(last, g.samples[i].stored)

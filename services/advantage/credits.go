@@ -335,7 +335,7 @@ func (f *laneFacts) says(format string, args ...any) string {
 func (g *group) lanes() (list []laneFacts) {
 	all := g.spec.Stages
 	if len(all) == 0 {
-		all = []schemas.GroupStage{{Name: schemas.StageMain, Lane: g.lane}}
+		all = []schemas.GroupStage{{Name: schemas.StageMain, Lane: g.of.Lane, Tenant: g.of.Tenant}}
 	}
 	for i := range all {
 		f := laneFacts{stage: &all[i]}

@@ -31,8 +31,8 @@ type group struct {
 	samples []sample // by index
 	// confirmed: the group was compared with intake's record. contradicted: a reward describes the group differently.
 	confirmed, contradicted bool
-	// lane is the lane of its samples, of the first stage where there are several.
-	lane schemas.Lane
+	// of has the weights that made its samples, those of the first stage where there are several.
+	of schemas.Lineage
 	// stale says why its samples are too old (see setStale); empty: they are not.
 	stale string
 	// opening is the message of its record; nil while only rewards were delivered.
@@ -80,8 +80,8 @@ type sample struct {
 func newGroup(r *schemas.Opening, opened time.Time) *group {
 	spec := r.Group
 	g := &group{
-		run: r.Run, uid: r.UID, size: r.GroupSize, refused: r.Error, spec: &spec, lane: r.Lane, opened: opened,
-		samples: make([]sample, 0, min(r.GroupSize, 32)),
+		run: r.Run, uid: r.UID, size: r.GroupSize, refused: r.Error, spec: &spec,
+		of: (*schemas.GroupRecord)(r).Lineage(), opened: opened, samples: make([]sample, 0, min(r.GroupSize, 32)),
 	}
 	if r.Cancelled {
 		g.cancelled = errors.New(r.Error)

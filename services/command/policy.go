@@ -52,7 +52,8 @@ sampler. Samplers then keep the version before.`,
 // addFlags adds the flags of push and rollback to f, and more.
 func (k *pusher) addFlags(f *pflag.FlagSet, more ...string) {
 	k.Rule, k.Scale, k.Wait = schemas.SwapFinish, 1, 30*time.Second
-	fields.Bind("", k).Register(f, append([]string{"lane", "rule", "version", "by", "note", "wait"}, more...)...)
+	always := []string{"lane", "tenant", "rule", "version", "by", "note", "wait"}
+	fields.Bind("", k).Register(f, append(always, more...)...)
 }
 
 // policyPushCommand makes the command 'meander policy push'.
@@ -165,8 +166,10 @@ func (k *pusher) push(
 ) error {
 	ctx, out, peer := c.Context(), c.OutOrStdout(), client.New(conn.Bus)
 	k.By = cmp.Or(k.By, currentUser())
-	before, err := peer.NewestPolicy(ctx, k.Lane)
-	if err != nil {
+	before := int64(0)
+	if newest, err := peer.NewestPolicy(ctx, k.Lane.Of(k.Tenant)); err == nil {
+		before = newest.PolicyVersion
+	} else if k.Tenant == "" || !errors.Is(err, client.ErrNotFound) { // else the push begins the tenant
 		return settingError(err)
 	}
 	began := time.Now()
@@ -177,13 +180,13 @@ func (k *pusher) push(
 	if err != nil {
 		return withAdvice(ctx, conn.Bus, err)
 	}
-	news := p.PolicyVersion != before.PolicyVersion
+	news := p.PolicyVersion != before
 	switch {
 	case k.json:
 	case !news:
-		fmt.Fprintf(out, "lane %s already has these weights, as version %d\n", p.Lane, p.PolicyVersion)
+		fmt.Fprintf(out, "lane %s already has these weights, as version %d\n", p.Lineage(), p.PolicyVersion)
 	default:
-		fmt.Fprintf(out, "lane %s: version %d after %d, weights %.12s\n", p.Lane, p.PolicyVersion, before.PolicyVersion,
+		fmt.Fprintf(out, "lane %s: version %d after %d, weights %.12s\n", p.Lineage(), p.PolicyVersion, before,
 			p.WeightsDigest)
 	}
 	var replicas []client.Replica
@@ -255,10 +258,10 @@ func printAnswers(out io.Writer, p *schemas.Policy, replicas []client.Replica, t
 
 // policyListCommand makes the command 'meander policy ls'.
 func policyListCommand(a *app) *cobra.Command {
-	var lane schemas.Lane
+	var of schemas.Lineage
 	c := &cobra.Command{
 		Use:   "ls",
-		Short: "list the versions of each lane and the version that each sampler uses",
+		Short: "list the versions of each tenant of each lane, and the version that each sampler uses",
 		Example: `  meander policy ls
   meander policy ls --lane signs --json`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
@@ -266,35 +269,42 @@ func policyListCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if lane != "" || len(all) < 2 {
-				return a.listPolicies(c, conn, lane, "")
+			all = slices.DeleteFunc(all, func(p *schemas.Policy) bool {
+				return of.Lane != "" && of.Lane != p.Lane || of.Tenant != "" && of.Tenant != p.Tenant
+			})
+			switch len(all) {
+			case 0:
+				return a.listPolicies(c, conn, of, "")
+			case 1:
+				return a.listPolicies(c, conn, all[0].Lineage(), "")
 			}
 			for i, p := range all {
-				title := present.When(i > 0, "\n") + fmt.Sprintf("lane %s\n", p.Lane)
-				if err := a.listPolicies(c, conn, p.Lane, title); err != nil {
+				title := present.When(i > 0, "\n") + fmt.Sprintf("lane %s\n", p.Lineage())
+				if err := a.listPolicies(c, conn, p.Lineage(), title); err != nil {
 					return err
 				}
 			}
 			return nil
 		}),
 	}
-	c.Flags().StringVar((*string)(&lane), "lane", "", "lane; default all lanes")
+	c.Flags().StringVar((*string)(&of.Lane), "lane", "", "lane; default all lanes")
+	c.Flags().StringVar((*string)(&of.Tenant), "tenant", "", "tenant; default all tenants")
 	return c
 }
 
-// listPolicies prints the versions of a lane under a title, and the one that each sampler uses. An unknown lane is a
-// usage error.
-func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane, title string) error {
+// listPolicies prints the versions of a tenant of a lane under a title, and the one that each sampler uses. An unknown
+// lane is a usage error.
+func (a *app) listPolicies(c *cobra.Command, conn *connection, of schemas.Lineage, title string) error {
 	peer, out := client.New(conn.Bus), c.OutOrStdout()
-	current, err := peer.Policy(c.Context(), lane)
+	current, err := peer.Policy(c.Context(), of)
 	if err != nil {
 		return settingError(err)
 	}
-	history, err := peer.PolicyHistory(c.Context(), current.Lane)
+	history, err := peer.PolicyHistory(c.Context(), current.Lineage())
 	if err != nil {
 		return err
 	}
-	newest, err := peer.NewestPolicy(c.Context(), current.Lane)
+	newest, err := peer.NewestPolicy(c.Context(), current.Lineage())
 	if err != nil {
 		return err
 	}
@@ -302,7 +312,7 @@ func (a *app) listPolicies(c *cobra.Command, conn *connection, lane schemas.Lane
 	if err != nil {
 		return err
 	}
-	refused, err := peer.PolicyRefusals(c.Context(), current.Lane)
+	refused, err := peer.PolicyRefusals(c.Context(), current.Lineage())
 	if err != nil {
 		return err
 	}
@@ -403,14 +413,14 @@ func replicaLine(newest *schemas.Policy, r client.Replica) string {
 
 // policyShowCommand makes the command 'meander policy show'.
 func policyShowCommand(a *app) *cobra.Command {
-	var lane schemas.Lane
+	var of schemas.Lineage
 	c := &cobra.Command{
 		Use:   "show [VERSION]",
 		Short: "show one version: its weights, where they come from, the answers of samplers",
 		Example: `  meander policy show
   meander policy show 3 --json`,
 		RunE: a.withBus(func(c *cobra.Command, conn *connection, given []string) error {
-			p, err := client.New(conn.Bus).Policy(c.Context(), lane)
+			p, err := client.New(conn.Bus).Policy(c.Context(), of)
 			if err != nil {
 				return settingError(err)
 			}
@@ -419,26 +429,27 @@ func policyShowCommand(a *app) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				history, err := conn.PolicyHistory(c.Context(), p.Lane)
+				history, err := conn.PolicyHistory(c.Context(), p.Lineage())
 				if err != nil {
 					return err
 				}
 				i := slices.IndexFunc(history, func(p *schemas.Policy) bool { return p.PolicyVersion == version })
 				if i < 0 {
-					return usage(fmt.Errorf("VERSION: %d; must be one of lane %s: %s", version, p.Lane,
+					return usage(fmt.Errorf("VERSION: %d; must be one of lane %s: %s", version, p.Lineage(),
 						bus.PolicyVersions(history)))
 				}
 				p = history[i]
 			}
-			answers, err := conn.Applied(c.Context(), p.Lane)
+			answers, err := conn.Applied(c.Context(), p.Lineage())
 			if err != nil {
 				return err
 			}
 			return a.printPolicy(c.OutOrStdout(), p, answers)
 		}),
 	}
-	c.Flags().StringVar((*string)(&lane), "lane", "",
+	c.Flags().StringVar((*string)(&of.Lane), "lane", "",
 		"lane; default the only lane, or the only one that samplers serve now")
+	c.Flags().StringVar((*string)(&of.Tenant), "tenant", "", "whose weights; default main")
 	return c
 }
 
@@ -450,6 +461,9 @@ func (a *app) printPolicy(out io.Writer, p *schemas.Policy, answers []*schemas.A
 	t := &present.Table{}
 	line := func(name, format string, args ...any) { t.Row(name, fmt.Sprintf(format, args...)) }
 	line("lane", "%s", p.Lane)
+	if p.Tenant != schemas.TenantMain {
+		line("tenant", "%s", p.Tenant)
+	}
 	line("version", "%d", p.PolicyVersion)
 	line("model", "%s (%s)", p.Model, p.Family)
 	if p.Source != "" {

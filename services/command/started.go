@@ -158,7 +158,7 @@ func (s *services) awaitModel(ctx context.Context, b *bus.Bus) (string, error) {
 	case <-ctx.Done():
 		return "", context.Cause(ctx)
 	}
-	p, err := b.Policy(ctx, s.Lane())
+	p, err := b.Policy(ctx, s.Lane().Of(schemas.TenantMain))
 	if err != nil {
 		return "", err
 	}

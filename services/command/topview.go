@@ -387,7 +387,7 @@ func (v *topView) addServices(t *topLines) {
 			weights = fmt.Sprintf("version %d", l.Current.Version) +
 				when(l.Served != l.Current.Version && l.Samplers > 0, ", %d is served", l.Served)
 		}
-		t.add("", fmt.Sprintf("lane %s: %s, %s", l.Lane, weights, present.Count(l.Samplers, "sampler"))+
+		t.add("", fmt.Sprintf("lane %s: %s, %s", l.Lane.Of(l.Tenant), weights, present.Count(l.Samplers, "sampler"))+
 			when(!x.Mirror, ", %s to do", present.Count(l.Backlog, "sample")))
 	}
 	for _, p := range x.Present {

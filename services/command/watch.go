@@ -270,7 +270,7 @@ func eventLine(kind string, m *bus.Message) (line string, uid schemas.UID, err e
 		line = fmt.Sprintf("%s closed: %s, %s, mean %s", e.Batch, present.Count(e.Groups, "group"),
 			present.Count(e.Samples, "sample"), results.Number(e.Mean, "%.4f"))
 	case *schemas.Update:
-		line = fmt.Sprintf("%s update %d by %s: version %d", e.Lane, e.Step, e.Trainer, e.PolicyVersion)
+		line = fmt.Sprintf("%s update %d by %s: version %d", e.Lineage(), e.Step, e.Trainer, e.PolicyVersion)
 		for _, number := range e.Numbers() {
 			line += fmt.Sprintf(", %s %.4g", number.Name, number.Value)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/meander-rl/meander/pkg/models/model/families"
 	"github.com/meander-rl/meander/pkg/models/tensor/cpu"
 	"github.com/meander-rl/meander/pkg/models/tensor/devices"
+	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
 	"github.com/meander-rl/meander/services/reward"
@@ -139,7 +140,8 @@ func checkSameWeights(ctx context.Context, o *Options, say *notes, name, digest 
 		return
 	}
 	for _, p := range policies {
-		if checkpoint := cmp.Or(p.BaseDigest, p.WeightsDigest); p.Model == name && checkpoint != digest {
+		checkpoint := cmp.Or(p.BaseDigest, p.WeightsDigest)
+		if p.Model == name && p.Tenant == schemas.TenantMain && checkpoint != digest {
 			say.add(Warning, "give all samplers of a lane the same folder, or lanes of their own",
 				"lane %s was last served with another checkpoint, %.12s", p.Lane, checkpoint)
 		}

@@ -247,7 +247,7 @@ func checkServices(ctx context.Context, o *Options, say *notes) {
 		return
 	}
 	for _, p := range policies {
-		if served[p.Lane] {
+		if served[p.Lane] || p.Tenant != schemas.TenantMain {
 			continue
 		}
 		if n, err := o.Bus.LaneBacklog(ctx, p.Lane); err == nil && n > 0 && !o.Own {

@@ -24,9 +24,9 @@ func checkPolicies(ctx context.Context, o *Options, say *notes) {
 		return
 	}
 	for _, p := range lanes {
-		answers, err := o.Bus.Applied(ctx, p.Lane)
+		answers, err := o.Bus.Applied(ctx, p.Lineage())
 		if err != nil {
-			say.addFailure(fmt.Sprintf("answers to policies of lane %s", p.Lane), err)
+			say.addFailure(fmt.Sprintf("answers to policies of lane %s", p.Lineage()), err)
 			continue
 		}
 		checkLane(p, running, answers, say)
@@ -46,31 +46,32 @@ func checkLane(p *schemas.Policy, running []*schemas.Presence, answers []*schema
 			continue
 		}
 		samplers++
+		serving := s.Serving(p.Tenant)
 		i := slices.IndexFunc(answers, func(a *schemas.Applied) bool {
 			return a.Instance == s.Instance && a.PolicyVersion == p.PolicyVersion
 		})
 		switch {
 		case i >= 0 && answers[i].State == schemas.AppliedRefused:
 			why, _, _ := strings.Cut(answers[i].Error, "\n")
-			serving := answers[i].Serving
-			say.add(Fault, fmt.Sprintf("push weights that it takes, or go back: meander policy rollback %d", serving),
-				"%s refused version %d of lane %s and goes on with %d: %s", s.Instance, p.PolicyVersion, p.Lane,
-				serving, why)
-		case s.PolicyVersion == nil || *s.PolicyVersion == p.PolicyVersion:
+			goesOn := answers[i].Serving
+			say.add(Fault, fmt.Sprintf("push weights that it takes, or go back: meander policy rollback %d", goesOn),
+				"%s refused version %d of lane %s and goes on with %d: %s", s.Instance, p.PolicyVersion, p.Lineage(),
+				goesOn, why)
+		case serving.PolicyVersion == nil || *serving.PolicyVersion == p.PolicyVersion:
 			current++
-		case s.Loading != nil:
+		case serving.Loading != nil:
 			current++
-			say.ok("%s takes over version %d of lane %s", s.Instance, *s.Loading, p.Lane)
+			say.ok("%s takes over version %d of lane %s", s.Instance, *serving.Loading, p.Lineage())
 		default:
 			say.add(Warning, "see its log: it has not answered to that version",
-				"%s uses version %d of lane %s, and the current one is %d", s.Instance, *s.PolicyVersion, p.Lane,
-				p.PolicyVersion)
+				"%s uses version %d of lane %s, and the current one is %d", s.Instance, *serving.PolicyVersion,
+				p.Lineage(), p.PolicyVersion)
 		}
 	}
 	switch {
 	case samplers == 0:
-		say.ok("lane %s: version %d, and no sampler runs", p.Lane, p.PolicyVersion)
+		say.ok("lane %s: version %d, and no sampler runs", p.Lineage(), p.PolicyVersion)
 	case current == samplers:
-		say.ok("lane %s: version %d, used by %s", p.Lane, p.PolicyVersion, present.Count(samplers, "sampler"))
+		say.ok("lane %s: version %d, used by %s", p.Lineage(), p.PolicyVersion, present.Count(samplers, "sampler"))
 	}
 }

@@ -163,7 +163,7 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 		if err != nil {
 			return err
 		}
-		if w := intake.PolicyPending(e, policy); w != "" {
+		if w := intake.PolicyPending(e, policy); w != "" && e.Tenant == "" { // what is known is of main
 			addNew(&p.Warnings, w+"; until then the prompt waits")
 		}
 		for _, w := range intake.Unscored(requests[0]) {
@@ -210,7 +210,7 @@ func (p *Estimate) resolveStages(e *schemas.Prompt) error {
 		}
 		if known = known && policies[i] != nil; policies[i] == nil {
 			addNew(&p.Warnings, fmt.Sprintf("stages: the lane of %s is not known, so steps and bytes are not", s.Name))
-		} else if w := intake.PolicyPending(s.AsPrompt(), policies[i]); w != "" {
+		} else if w := intake.PolicyPending(s.AsPrompt(), policies[i]); w != "" && s.Tenant == "" {
 			addNew(&p.Warnings, fmt.Sprintf("stages[%d].%s; until then the prompt waits", i, w))
 		}
 	}

@@ -61,10 +61,11 @@ func FromConfig(ctx context.Context, c pipeline.Config) (*Facts, error) {
 // default rewards. An error is of the server.
 func FromServer(ctx context.Context, b *bus.Bus) (*Facts, error) {
 	f := Unknown()
-	var err error
-	if f.Policies, err = b.Policies(ctx); err != nil {
+	all, err := b.Policies(ctx)
+	if err != nil {
 		return nil, err
 	}
+	f.Policies = slices.DeleteFunc(all, func(p *schemas.Policy) bool { return p.Tenant != schemas.TenantMain })
 	present, err := b.Present(ctx)
 	if err != nil {
 		return nil, err

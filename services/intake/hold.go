@@ -264,7 +264,7 @@ func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Pr
 	if err != nil {
 		return nil, wait{}, err
 	}
-	policy, waiting, err = v.pickPolicy(p.Model, s.cfg.Models)
+	policy, waiting, err = v.pick(p, s.cfg.Models)
 	if s.cfg.Own != "" {
 		if left, err := s.whyOtherPipeline(v, run, p, policy); left.says != "" || err != nil {
 			return nil, left, err
@@ -288,7 +288,7 @@ func (s *service) alarmTime() time.Time { return time.Now().Add(-min(alarmAfter,
 // findLane returns the policy of the lane that a prompt names, in a view of what runs, and what the prompt waits for of
 // it.
 func (s *service) findLane(ctx context.Context, v *laneView, p *schemas.Prompt) (*schemas.Policy, wait, error) {
-	policy, waiting, err := v.pickPolicy(p.Model, s.cfg.Models)
+	policy, waiting, err := v.pick(p, s.cfg.Models)
 	if policy != nil && err == nil && waiting.says == "" {
 		waiting, err = s.findVersion(ctx, v, p, policy)
 	}
@@ -304,7 +304,7 @@ func (s *service) findVersion(ctx context.Context, v *laneView, p *schemas.Promp
 		return wait{}, bus.Terminal(schemas.CodeUnknownModel, err)
 	}
 	if waiting = forVersion.waits("%s", PolicyPending(p, policy)); waiting.says != "" {
-		if newest := v.newest[policy.Lane]; PolicyPending(p, newest) == "" {
+		if newest := v.newest[policy.Lineage()]; PolicyPending(p, newest) == "" {
 			waiting, err = s.whyNotServed(ctx, newest)
 		}
 	} else if p.PolicyVersion != nil && *p.PolicyVersion != policy.PolicyVersion {
@@ -327,9 +327,9 @@ func (s *service) findRewards(v *laneView, p *schemas.Prompt, policy *schemas.Po
 func (s *service) whyNotServed(ctx context.Context, p *schemas.Policy) (wait, error) {
 	why, err := s.lanes.whyRefused(ctx, p)
 	if why != "" {
-		why = fmt.Sprintf("refused by the samplers of lane %q (%s); push the next", p.Lane, why)
+		why = fmt.Sprintf("refused by the samplers of lane %q (%s); push the next", p.Lineage(), why)
 	} else {
-		why = fmt.Sprintf("no sampler of lane %q has taken it over yet", p.Lane)
+		why = fmt.Sprintf("no sampler of lane %q has taken it over yet", p.Lineage())
 	}
 	return forVersion.waits("min_policy_version: %d; %s", p.PolicyVersion, why), err
 }

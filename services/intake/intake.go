@@ -80,7 +80,7 @@ func Run(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) error 
 		return fmt.Errorf("intake config: %w", err)
 	}
 	s := &service{
-		cfg: cfg, bus: b, lanes: &lanes{bus: b}, metrics: newInstruments(cfg.Metrics),
+		cfg: cfg, bus: b, lanes: &lanes{bus: b, fits: map[versionKey]time.Time{}}, metrics: newInstruments(cfg.Metrics),
 		stopping: ctx.Done(), resolving: make(chan struct{}, cfg.Slots), began: time.Now(),
 		open: openGroups{known: make(chan struct{})},
 	}

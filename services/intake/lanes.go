@@ -26,19 +26,21 @@ type lanes struct {
 	last *laneView
 	at   time.Time
 	// served caches the policy that each lane's samplers use; it may be older than the newest that was pushed.
-	served map[schemas.Lane]*schemas.Policy
+	served map[schemas.Lineage]*schemas.Policy
 	// refusals are the reasons why all samplers of a lane refused a version, read at asked.
-	refusals map[schemas.Lane]map[int64]string
+	refusals map[schemas.Lineage]map[int64]string
 	asked    time.Time
+	// fits are the older versions that samplers can go back to, each with when that was asked.
+	fits map[versionKey]time.Time
 }
 
 // laneView is what samplers and reward services had announced at one moment.
 type laneView struct {
-	// policies has what every lane serves that was ever announced, newest what was pushed to it last. live are the
-	// lanes that have a sampler now, sorted.
-	policies map[schemas.Lane]*schemas.Policy
-	newest   map[schemas.Lane]*schemas.Policy
-	live     []schemas.Lane
+	// policies has what every lane serves of main that was ever announced, tenants what it serves of the others, newest
+	// what was pushed last. live are the lanes that have a sampler now, sorted.
+	policies        map[schemas.Lane]*schemas.Policy
+	tenants, newest map[schemas.Lineage]*schemas.Policy
+	live            []schemas.Lane
 	// starting says of lanes what a sampler that starts waits for.
 	starting map[schemas.Lane]string
 	// scorers are the reward services.
@@ -64,13 +66,18 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*laneView, error) {
 		return nil, err
 	}
 	v := &laneView{
-		policies: map[schemas.Lane]*schemas.Policy{}, newest: map[schemas.Lane]*schemas.Policy{},
+		policies: map[schemas.Lane]*schemas.Policy{}, newest: map[schemas.Lineage]*schemas.Policy{},
+		tenants:  map[schemas.Lineage]*schemas.Policy{},
 		starting: map[schemas.Lane]string{},
 	}
 	for _, p := range policies {
-		v.newest[p.Lane] = p
-		if v.policies[p.Lane], err = l.servedPolicy(ctx, p, present); err != nil {
+		v.newest[p.Lineage()] = p
+		served, err := l.servedPolicy(ctx, p, present)
+		if err != nil {
 			return nil, err
+		}
+		if v.tenants[p.Lineage()] = served; p.Tenant == schemas.TenantMain {
+			v.policies[p.Lane] = served
 		}
 	}
 	for _, p := range present {
@@ -137,6 +144,27 @@ func (v *laneView) pickPolicy(name schemas.Lane,
 	return nil, waiting, nil
 }
 
+// pick returns pickPolicy of a prompt's lane, that of its tenant. One that the lane does not have is terminal.
+func (v *laneView) pick(p *schemas.Prompt, expected []schemas.Lane) (*schemas.Policy, wait, error) {
+	policy, waiting, err := v.pickPolicy(p.Model, expected)
+	if policy == nil || err != nil || p.Tenant == "" {
+		return policy, waiting, err
+	}
+	if own := v.tenants[policy.Lane.Of(p.Tenant)]; own != nil {
+		return own, waiting, nil
+	}
+	var names []string
+	for of := range v.tenants {
+		if of.Lane == policy.Lane {
+			names = append(names, string(of.Tenant))
+		}
+	}
+	slices.Sort(names)
+	err = fmt.Errorf("tenant: %q has no weights on lane %q; must be one of %s, or be begun by 'meander policy push "+
+		"--tenant'", p.Tenant, policy.Lane, strings.Join(names, ", "))
+	return nil, wait{}, bus.Terminal(schemas.CodeUnknownModel, err)
+}
+
 // whyNotUp says that the sampler of a lane is not up yet, and what it waits for.
 func (v *laneView) whyNotUp(lane schemas.Lane) wait {
 	waiting := forModel.waits("model: the sampler of %q is not up yet", lane)
@@ -152,7 +180,7 @@ func (l *lanes) servedPolicy(ctx context.Context, p *schemas.Policy,
 	present []*schemas.Presence,
 ) (*schemas.Policy, error) {
 	version := bus.ServedVersion(p, present)
-	if last := l.served[p.Lane]; last != nil && last.PolicyVersion == version {
+	if last := l.served[p.Lineage()]; last != nil && last.PolicyVersion == version {
 		return last, nil
 	}
 	served, err := l.bus.ServedPolicy(ctx, p, present)
@@ -160,9 +188,9 @@ func (l *lanes) servedPolicy(ctx context.Context, p *schemas.Policy,
 		return nil, err
 	}
 	if l.served == nil {
-		l.served = map[schemas.Lane]*schemas.Policy{}
+		l.served = map[schemas.Lineage]*schemas.Policy{}
 	}
-	l.served[p.Lane] = served
+	l.served[p.Lineage()] = served
 	return served, nil
 }
 
@@ -175,20 +203,27 @@ func (l *lanes) whyRefused(ctx context.Context, p *schemas.Policy) (string, erro
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if time.Since(l.asked) > refusalAge {
-		l.refusals, l.asked = map[schemas.Lane]map[int64]string{}, time.Now()
+		l.refusals, l.asked = map[schemas.Lineage]map[int64]string{}, time.Now()
 	}
-	if l.refusals[p.Lane] == nil {
-		refusals, err := l.bus.PolicyRefusals(ctx, p.Lane)
+	if l.refusals[p.Lineage()] == nil {
+		refusals, err := l.bus.PolicyRefusals(ctx, p.Lineage())
 		if err != nil {
 			return "", err
 		}
-		l.refusals[p.Lane] = refusals
+		l.refusals[p.Lineage()] = refusals
 	}
-	return l.refusals[p.Lane][p.PolicyVersion], nil
+	return l.refusals[p.Lineage()][p.PolicyVersion], nil
 }
 
-// checkVersion refuses a version that the samplers of a lane cannot go back to from the policy that they serve.
+// checkVersion refuses a version that the samplers of a lane cannot go back to from the policy that they serve. What
+// fits is asked for again once the answer is refusalAge old.
 func (l *lanes) checkVersion(ctx context.Context, served *schemas.Policy, version int64) error {
+	key := versionKey{served.Lineage(), served.BaseDigest, version}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.fits[key]) < refusalAge {
+		return nil
+	}
 	_, unfit, err := l.bus.EarlierPolicy(ctx, served, version)
 	if errors.Is(err, bus.ErrNotFound) {
 		unfit, err = err, nil
@@ -196,7 +231,18 @@ func (l *lanes) checkVersion(ctx context.Context, served *schemas.Policy, versio
 	if unfit != nil {
 		err = bus.Terminal(schemas.CodeInvalid, fmt.Errorf("policy_version: %d; %w", version, unfit))
 	}
+	if err == nil {
+		maps.DeleteFunc(l.fits, func(_ versionKey, at time.Time) bool { return time.Since(at) > refusalAge })
+		l.fits[key] = time.Now()
+	}
 	return err
+}
+
+// versionKey is a version that a lane may go back to.
+type versionKey struct {
+	of      schemas.Lineage
+	base    string
+	version int64
 }
 
 // joinLanes lists lanes for a message, separated by commas.

@@ -77,9 +77,13 @@ func Resolve(run schemas.Run, prompt *schemas.Prompt, policy *schemas.Policy, o 
 
 // newRequest returns a request with the fields that requests for images and texts have in common. p has its defaults.
 func newRequest(run schemas.Run, p *schemas.Prompt, policy *schemas.Policy, group *schemas.Group) schemas.Request {
+	tenant := policy.Tenant
+	if tenant == schemas.TenantMain {
+		tenant = ""
+	}
 	return schemas.Request{
 		Identity: schemas.Identity{
-			Run: run, UID: p.UID, Stage: schemas.StageMain, GroupSize: *p.GroupSize, Lane: policy.Lane,
+			Run: run, UID: p.UID, Stage: schemas.StageMain, GroupSize: *p.GroupSize, Lane: policy.Lane, Tenant: tenant,
 		},
 		BaseDigest: cmp.Or(p.BaseDigest, policy.Checkpoint()),
 		Sampling:   schemas.Sampling{Prompt: p.Prompt},
@@ -95,7 +99,7 @@ func PolicyPending(p *schemas.Prompt, policy *schemas.Policy) string {
 		asks  *int64
 	}{{"policy_version", p.PolicyVersion}, {"min_policy_version", p.MinPolicyVersion}} {
 		if of.asks != nil && *of.asks > policy.PolicyVersion {
-			return fmt.Sprintf("%s: %d; lane %q serves version %d, push the next", of.field, *of.asks, policy.Lane,
+			return fmt.Sprintf("%s: %d; lane %q serves version %d, push the next", of.field, *of.asks, policy.Lineage(),
 				policy.PolicyVersion)
 		}
 	}

@@ -331,8 +331,8 @@ func ResolveStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Polic
 			return nil, fmt.Errorf("stages[%d].%w", i, err)
 		}
 		group.Stages = append(group.Stages, schemas.GroupStage{
-			Name: s.Name, Kind: kinds[i], Lane: plan[i].Lane, Every: p.EveryOf(i), Tree: s.Tree, Frozen: s.Frozen,
-			Credit: credit,
+			Name: s.Name, Kind: kinds[i], Lane: plan[i].Lane, Tenant: plan[i].Tenant, Every: p.EveryOf(i),
+			Tree: s.Tree, Frozen: s.Frozen, Credit: credit,
 		})
 	}
 	for k := range rewards {
@@ -382,8 +382,8 @@ func askStages(run schemas.Run, p *schemas.Prompt, policies []*schemas.Policy,
 	}
 	record := &schemas.GroupRecord{
 		Run: run, UID: p.UID, GroupSize: p.Samples(), Prompt: p.Prompt, Lane: plan[0].Lane,
-		BaseDigest: plan[0].BaseDigest, ScheduleDigest: plan[0].ScheduleDigest, Stages: plan, Seed: p.Seed,
-		Group: plan[0].Group,
+		Tenant: plan[0].Tenant, BaseDigest: plan[0].BaseDigest, ScheduleDigest: plan[0].ScheduleDigest, Stages: plan,
+		Seed: p.Seed, Group: plan[0].Group,
 	}
 	a := &asked{policies: policies, Record: record}
 	for _, at := range stages.First(&record.Group, record.GroupSize) {

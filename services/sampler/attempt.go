@@ -89,9 +89,9 @@ func (s *service) attemptOnce(ctx, work context.Context, c *worker, req *schemas
 // pin returns the weights that a sample begins with: the newest, or those of the version that it asks for.
 func (s *service) pin(ctx context.Context, req *schemas.Request) (*weights.Loaded, error) {
 	if req.PolicyVersion == nil {
-		return s.versions.Pin(req.MinPolicyVersion)
+		return s.versions.Pin(ctx, req.Tenant, req.MinPolicyVersion)
 	}
-	with, err := s.versions.PinVersion(ctx, *req.PolicyVersion)
+	with, err := s.versions.PinVersion(ctx, req.Tenant, *req.PolicyVersion)
 	if engine.Refused(err) {
 		return nil, engine.Invalid("policy_version: %d; %w", *req.PolicyVersion, err)
 	}
@@ -147,7 +147,7 @@ func (a *attempt) catchUp(restarts bool) error {
 	if a.req.PolicyVersion != nil {
 		return nil
 	}
-	next := a.service.versions.Newest()
+	next := a.service.versions.NewestOf(a.req.Tenant)
 	if next != a.weights && next.Policy.Rule == schemas.SwapRestart && restarts {
 		return errRestart
 	}

@@ -117,14 +117,14 @@ func checkAgainstGroup(record *schemas.GroupRecord, r *schemas.Request) error {
 	}
 	if len(record.Stages) > 0 {
 		i := record.Group.StageIndex(r.Stage)
-		if of := &record.Stages[i]; r.Lane != of.Lane || r.ScheduleDigest != of.ScheduleDigest {
-			return fmt.Errorf("lane and schedule_digest: not those of stage %s of uid %s", r.Stage, r.UID)
+		if of := &record.Stages[i]; r.Lineage() != of.Lineage() || r.ScheduleDigest != of.ScheduleDigest {
+			return fmt.Errorf("lane, tenant and schedule_digest: not those of stage %s of uid %s", r.Stage, r.UID)
 		}
 		return nil
 	}
-	if r.Lane != record.Lane || r.Prompt != record.Prompt || r.NegativePrompt != record.NegativePrompt ||
+	if r.Lineage() != record.Lineage() || r.Prompt != record.Prompt || r.NegativePrompt != record.NegativePrompt ||
 		r.ScheduleDigest != record.ScheduleDigest {
-		return fmt.Errorf("lane, prompt and schedule_digest: not those of the prompt that has uid %s", r.UID)
+		return fmt.Errorf("lane, tenant, prompt and schedule_digest: not those of the prompt that has uid %s", r.UID)
 	}
 	return nil
 }
@@ -135,8 +135,11 @@ func (s *service) storeFailure(ctx context.Context, m *bus.Message, cause error)
 	if schemas.DecodeValid(m.Data, &req) != nil {
 		return nil // it names no sample
 	}
-	stored, err := s.publishTrajectory(ctx, s.newRecorder(&req, s.network.Backend(),
-		s.versions.Newest().Policy).Failed(cause), &req)
+	policy := s.versions.Newest().Policy
+	if own := s.versions.NewestOf(req.Tenant); own != nil {
+		policy = own.Policy
+	}
+	stored, err := s.publishTrajectory(ctx, s.newRecorder(&req, s.network.Backend(), policy).Failed(cause), &req)
 	if err != nil {
 		return err
 	}

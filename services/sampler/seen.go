@@ -83,7 +83,7 @@ func (s *service) seen(ctx context.Context, question []byte) ([]byte, error) {
 	if t.Text != nil || t.ScheduledSampling != nil || !slices.Contains(t.LatentStepIndices, q.Step) {
 		return nil, fmt.Errorf("state %d of the sample is not stored", q.Step)
 	}
-	loaded, err := s.versions.Pin(0)
+	loaded, err := s.versions.Pin(ctx, t.Tenant, 0)
 	if err != nil {
 		return nil, err
 	}

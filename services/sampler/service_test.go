@@ -89,7 +89,7 @@ func (x *theatre) serve(change ...func(*Config)) *bustest.Service {
 // ask publishes the requests of a prompt, changed.
 func (x *theatre) ask(uid schemas.UID, p schemas.Prompt, change func(*schemas.Request)) []*schemas.Request {
 	x.t.Helper()
-	policy, err := x.Bus.Policy(x.t.Context(), "synthetic")
+	policy, err := x.Bus.Policy(x.t.Context(), schemas.Lane("synthetic").Of(""))
 	if err != nil {
 		x.t.Fatal(err)
 	}
@@ -317,7 +317,7 @@ func TestService_VersionsBesideALostDevice(t *testing.T) {
 
 // push announces the next version, of the same weights, with a rule.
 func (x *theatre) push(rule string) {
-	p, err := x.Bus.Policy(x.t.Context(), "synthetic")
+	p, err := x.Bus.Policy(x.t.Context(), schemas.Lane("synthetic").Of(""))
 	if err == nil {
 		next := *p
 		next.PolicyVersion, next.Parent, next.By, next.Rule = p.PolicyVersion+1, &p.PolicyVersion, "test", rule
@@ -331,7 +331,7 @@ func (x *theatre) push(rule string) {
 // takes waits until the sampler has taken a version over.
 func (x *theatre) takes(version int64) {
 	bustest.Until(x.t, fmt.Sprintf("version %d", version), func() error {
-		all, err := x.Bus.Applied(x.t.Context(), "synthetic")
+		all, err := x.Bus.Applied(x.t.Context(), schemas.Lane("synthetic").Of(""))
 		if err == nil && !slices.ContainsFunc(all, func(a *schemas.Applied) bool {
 			return a.PolicyVersion == version && a.State == schemas.AppliedApplied
 		}) {
@@ -386,7 +386,7 @@ func TestService_Policies(t *testing.T) {
 	x.serve().Stop()
 	x.serve()
 	push := func(change func(*schemas.Policy)) {
-		p, err := x.Bus.Policy(t.Context(), "synthetic")
+		p, err := x.Bus.Policy(t.Context(), schemas.Lane("synthetic").Of(""))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -399,7 +399,7 @@ func TestService_Policies(t *testing.T) {
 	}
 	answered := func(version int64, state string) {
 		bustest.Until(t, state, func() error {
-			all, err := x.Bus.Applied(t.Context(), "synthetic")
+			all, err := x.Bus.Applied(t.Context(), schemas.Lane("synthetic").Of(""))
 			if err == nil && !slices.ContainsFunc(all,
 				func(a *schemas.Applied) bool { return a.PolicyVersion == version && a.State == state }) {
 				err = fmt.Errorf("not yet: %+v", all)

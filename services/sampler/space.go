@@ -20,11 +20,12 @@ var errStopping = errors.New("the sampler stops")
 
 // presence returns the sampler's presence, without its space for steps.
 func (s *service) presence() *schemas.Presence {
-	serving, loading := s.versions.Serving()
+	serving, loading, tenants := s.versions.Serving()
 	return &schemas.Presence{
 		Service: schemas.ServiceSampler, Instance: s.instance(), Lane: s.cfg.Lane, Controls: s.controls.newestObeyed(),
 		Draining:      s.stopping(),
 		PolicyVersion: &serving.PolicyVersion, WeightsDigest: serving.WeightsDigest, Loading: loading,
+		Tenants: tenants,
 		Backend: s.network.Backend(), Evaluation: s.metrics.newest.Load(), Making: s.making.list(),
 		Waiting: s.waiting(),
 	}

@@ -82,7 +82,7 @@ func exportPolicies(
 	ctx context.Context, b *bus.Bus, read bus.ReadOptions,
 	send func(ctx context.Context, name string, r *recorder) error,
 ) error {
-	r, history := newRecorder(), map[schemas.Lane][]*schemas.Policy{}
+	r, history := newRecorder(), map[schemas.Lineage][]*schemas.Policy{}
 	for m, err := range b.Read(ctx, schemas.StreamApplied, []string{schemas.AppliedSubject("*", "*", "*")}, read) {
 		if err != nil {
 			return err
@@ -92,17 +92,17 @@ func exportPolicies(
 			continue
 		}
 		answered := func(p *schemas.Policy) bool { return p.PolicyVersion == a.PolicyVersion }
-		if !slices.ContainsFunc(history[a.Lane], answered) {
-			if history[a.Lane], err = b.PolicyHistory(ctx, a.Lane); err != nil {
+		if !slices.ContainsFunc(history[a.Lineage()], answered) {
+			if history[a.Lineage()], err = b.PolicyHistory(ctx, a.Lineage()); err != nil {
 				return err
 			}
 		}
-		for _, p := range history[a.Lane] {
+		for _, p := range history[a.Lineage()] {
 			if answered(p) {
 				addPolicy(r, p, &a)
 			}
 		}
-		name := fmt.Sprintf("version %d of lane %s on %s", a.PolicyVersion, a.Lane, a.Instance)
+		name := fmt.Sprintf("version %d of lane %s on %s", a.PolicyVersion, a.Lineage(), a.Instance)
 		if err := send(ctx, name, r); err != nil {
 			return err
 		}
@@ -112,7 +112,7 @@ func exportPolicies(
 
 // addPolicy records the push of a policy and how a sampler answered it.
 func addPolicy(r *recorder, p *schemas.Policy, a *schemas.Applied) {
-	lane, version := string(p.Lane), fmt.Sprint(p.PolicyVersion)
+	lane, version := p.Lineage().String(), fmt.Sprint(p.PolicyVersion)
 	of := []attribute.KeyValue{
 		attribute.String("meander.lane", lane), attribute.Int64("meander.policy_version", p.PolicyVersion),
 		attribute.String("meander.weights_digest", p.WeightsDigest), attribute.String("meander.pushed_by", p.By),

@@ -144,7 +144,11 @@ func (s *server) questions() map[string]func(q *query) (any, error) {
 		},
 		"system": func(q *query) (any, error) { return v.System(q.Context()) },
 		"lanes/{lane}": func(q *query) (any, error) {
-			return v.Lane(q.Context(), token[schemas.Lane](q, "lane"), maxPage)
+			tenant := schemas.TenantMain
+			if q.FormValue("tenant") != "" {
+				tenant = token[schemas.Tenant](q, "tenant")
+			}
+			return v.Lane(q.Context(), token[schemas.Lane](q, "lane").Of(tenant), maxPage)
 		},
 		"dead":      s.answerDead,
 		"dead/{id}": func(q *query) (any, error) { return v.Letter(q.Context(), q.letter()) },

@@ -113,7 +113,7 @@ const joinWithin = 10 * time.Second
 // the result is nil. An error is of the server, or a ModelError.
 func (v *verifier) modelOf(ctx context.Context, s *sample) (*opened, error) {
 	t := s.t
-	p, err := v.policyWith(ctx, t.Lane, t.WeightsDigest)
+	p, err := v.policyWith(ctx, t.Lineage(), t.WeightsDigest)
 	if err != nil {
 		return nil, err
 	}

@@ -31,7 +31,7 @@ func (s *sample) weightsDigest(ctx context.Context) (string, error) {
 	if s.drawnBy() == nil {
 		return s.t.WeightsDigest, nil
 	}
-	p, err := s.policyWith(ctx, s.t.Lane, s.t.WeightsDigest)
+	p, err := s.policyWith(ctx, s.t.Lineage(), s.t.WeightsDigest)
 	if p != nil && !p.IsCheckpoint() {
 		return s.t.WeightsDigest, err
 	}

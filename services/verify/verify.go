@@ -102,7 +102,7 @@ func Run(ctx context.Context, b *bus.Bus, run schemas.Run, o Options) (*Report, 
 	}
 	v := &verifier{
 		bus: b, options: o, report: Report{Run: run, Mismatches: []Mismatch{}}, files: images.NewFiles(b.GetBlob),
-		encoded: map[string][]byte{}, policies: map[schemas.Lane][]*schemas.Policy{},
+		encoded: map[string][]byte{}, policies: map[schemas.Lineage][]*schemas.Policy{},
 	}
 	defer v.close()
 	if err := v.checkAll(ctx); err != nil {
@@ -120,7 +120,7 @@ type verifier struct {
 	models []*opened
 	named  bool
 	// policies caches those that lanes have served.
-	policies map[schemas.Lane][]*schemas.Policy
+	policies map[schemas.Lineage][]*schemas.Policy
 	report   Report
 	states   *schemas.Tensor // the start latents of the last group, with their ref and data
 	// encoded caches stored tensors of encoded prompts, by digest.

@@ -312,7 +312,7 @@ func TestRun_OtherWeights(t *testing.T) {
 	x.push()
 	made := x.sample("one")
 	x.service.Stop() // it would put away what is forged
-	current, err := x.peer.NewestPolicy(t.Context(), "")
+	current, err := x.peer.NewestPolicy(t.Context(), schemas.Lineage{})
 	if err != nil {
 		t.Fatal(err)
 	}

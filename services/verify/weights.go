@@ -69,7 +69,7 @@ func (s *sample) versionWith(ctx context.Context, digest string) (*version, erro
 	if i := slices.IndexFunc(o.versions, func(w *version) bool { return w.digest == digest }); i >= 0 {
 		return o.versions[i], nil
 	}
-	p, err := s.policyWith(ctx, s.t.Lane, digest)
+	p, err := s.policyWith(ctx, s.t.Lineage(), digest)
 	if err != nil {
 		return nil, err
 	}
@@ -129,16 +129,16 @@ func (o *opened) makeRoom(inUse *version) {
 	oldest.close(o.network)
 }
 
-// policyWith returns the policy of a lane that has the weights with a digest; nil if there is none. An error is of
-// the server.
-func (v *verifier) policyWith(ctx context.Context, lane schemas.Lane, digest string) (*schemas.Policy, error) {
-	history, ok := v.policies[lane]
+// policyWith returns the policy of a tenant of a lane that has the weights with a digest; nil if there is none. An
+// error is of the server.
+func (v *verifier) policyWith(ctx context.Context, of schemas.Lineage, digest string) (*schemas.Policy, error) {
+	history, ok := v.policies[of]
 	if !ok {
 		var err error
-		if history, err = v.bus.PolicyHistory(ctx, lane); err != nil {
+		if history, err = v.bus.PolicyHistory(ctx, of); err != nil {
 			return nil, err
 		}
-		v.policies[lane] = history
+		v.policies[of] = history
 	}
 	for _, p := range history {
 		if p.WeightsDigest == digest {
@@ -165,7 +165,7 @@ func (s *sample) isAvailable(w *version, step int64) bool {
 		s.report.WeightsGone++
 	case errors.Is(w.err, errUnknown):
 		s.fault(step, "weights_digest: trajectory has %.16s, model %q has %.16s, and no policy of lane %s has those",
-			w.digest, s.model.Name(), s.model.Digest(), s.t.Lane)
+			w.digest, s.model.Name(), s.model.Digest(), s.t.Lineage())
 	default:
 		s.fault(step, "weights_digest: %.16s: %v", w.digest, w.err)
 	}

@@ -125,7 +125,7 @@ func (b *policyBench) push(ctx context.Context) (map[int64]time.Time, error) {
 func (b *policyBench) pushOne(ctx context.Context, seed uint64, pushed map[int64]time.Time) error {
 	var current *schemas.Policy
 	if err := poll(ctx, 2*time.Millisecond, func() (ok bool, err error) {
-		current, err = b.client.Policy(ctx, "")
+		current, err = b.client.Policy(ctx, schemas.Lineage{})
 		return err == nil, nil
 	}); err != nil {
 		return err
@@ -268,7 +268,7 @@ func (b *policyBench) report(ctx context.Context, out io.Writer, pushed map[int6
 			note(finished, p.PolicyVersion, first[p.PolicyVersion].Finished)
 		}
 	}
-	answers, err := b.bus.Applied(ctx, schemas.Lane(b.model))
+	answers, err := b.bus.Applied(ctx, schemas.Lane(b.model).Of(""))
 	if err != nil {
 		return err
 	}

@@ -119,7 +119,7 @@ func (b *weightsBench) run(ctx context.Context, out io.Writer, ways []string) er
 		return err
 	}
 	if err := poll(ctx, 20*time.Millisecond, func() (bool, error) {
-		_, err := b.client.Policy(ctx, "bench")
+		_, err := b.client.Policy(ctx, schemas.Lane("bench").Of(""))
 		return err == nil, nil
 	}); err != nil {
 		return err
@@ -199,7 +199,7 @@ func (b *weightsBench) push(
 		return err
 	}
 	if sampler != nil {
-		p, err := b.client.NewestPolicy(ctx, "bench")
+		p, err := b.client.NewestPolicy(ctx, schemas.Lane("bench").Of(""))
 		if err != nil {
 			return err
 		}

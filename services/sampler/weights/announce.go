@@ -53,43 +53,63 @@ func (v *Versions) beginOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := v.options.Bus.RaisePolicy(ctx, v.options.Lane); err != nil {
-		return err
-	}
-	for {
-		p, err := v.announceOwn(ctx, mine)
-		if errors.Is(err, bus.ErrBehind) {
-			continue // another sampler has announced a policy meanwhile
-		}
-		if err != nil {
-			return err
-		}
-		return v.loadFirst(ctx, p)
-	}
-}
-
-// loadFirst loads policy p and makes it current, when the sampler starts. If p is refused, it loads the newest older
-// policy of the same checkpoint that is not refused: a version that no sampler can load must not keep samplers from
-// starting. It fails if none can be loaded.
-func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
-	began := time.Now()
-	load, err := v.loadUnlessRefused(ctx)
+	p, err := v.announceNext(ctx, mine)
 	if err != nil {
 		return err
 	}
-	w, err := load(p)
-	fault := err
-	if engine.Refused(err) {
-		history, listErr := v.options.Bus.PolicyHistory(ctx, v.options.Lane)
-		if listErr != nil {
-			return listErr
-		}
-		for _, older := range slices.Backward(history) {
-			if w == nil && older.BaseDigest == p.BaseDigest && older.PolicyVersion < p.PolicyVersion {
-				w, err = load(older)
+	all, err := v.options.Bus.Policies(ctx)
+	if err != nil {
+		return err
+	}
+	for _, other := range all { // the lane is the same to all tenants; Follow loads their weights
+		if other.Lane == v.options.Lane && other.Tenant != schemas.TenantMain {
+			if _, err := v.announceNext(ctx, mine.Founding(other.Tenant)); err != nil {
+				return err
 			}
 		}
 	}
+	return v.loadFirst(ctx, p)
+}
+
+// announceNext is announceOwn, again while other samplers announce policies.
+func (v *Versions) announceNext(ctx context.Context, mine *schemas.Policy) (p *schemas.Policy, err error) {
+	if err := v.options.Bus.RaisePolicy(ctx, mine.Lineage()); err != nil {
+		return nil, err
+	}
+	for err = bus.ErrBehind; errors.Is(err, bus.ErrBehind); {
+		p, err = v.announceOwn(ctx, mine)
+	}
+	return p, err
+}
+
+// loadBest loads policy p, the first that the sampler knows of its tenant. If p is refused, for fault, it loads the
+// newest older policy of the same checkpoint that is not refused: a version that no sampler can load must not keep
+// samplers from starting. It fails if none can be loaded.
+func (v *Versions) loadBest(ctx context.Context, p *schemas.Policy) (w *Loaded, fault, err error) {
+	load, err := v.loadUnlessRefused(ctx, p.Lineage())
+	if err != nil {
+		return nil, nil, err
+	}
+	w, err = load(p)
+	if fault = err; !engine.Refused(err) {
+		return w, nil, err
+	}
+	history, listErr := v.options.Bus.PolicyHistory(ctx, p.Lineage())
+	if listErr != nil {
+		return nil, nil, listErr
+	}
+	for _, older := range slices.Backward(history) {
+		if w == nil && older.BaseDigest == p.BaseDigest && older.PolicyVersion < p.PolicyVersion {
+			w, err = load(older)
+		}
+	}
+	return w, fault, err
+}
+
+// loadFirst loads policy p with loadBest and makes it current, when the sampler starts.
+func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
+	began := time.Now()
+	w, fault, err := v.loadBest(ctx, p)
 	if err != nil {
 		return fmt.Errorf("load version %d: %w", p.PolicyVersion, err)
 	}
@@ -107,8 +127,9 @@ func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
 // loadUnlessRefused returns a function that loads a policy, but refuses those that other samplers have refused and
 // none has taken over. An update that changes nothing is one: only a sampler with the version before it can see that.
 // An error is of the server.
-func (v *Versions) loadUnlessRefused(ctx context.Context) (func(*schemas.Policy) (*Loaded, error), error) {
-	refused, err := v.options.Bus.PolicyRefusals(ctx, v.options.Lane)
+func (v *Versions) loadUnlessRefused(ctx context.Context, of schemas.Lineage,
+) (func(*schemas.Policy) (*Loaded, error), error) {
+	refused, err := v.options.Bus.PolicyRefusals(ctx, of)
 	return func(p *schemas.Policy) (*Loaded, error) {
 		if why := refused[p.PolicyVersion]; why != "" && !p.IsCheckpoint() {
 			return nil, engine.Refuse("%s", why)
@@ -186,10 +207,10 @@ func (v *Versions) ownPolicy(ctx context.Context) (*schemas.Policy, error) {
 	return p, nil
 }
 
-// announceOwn returns the policy that the lane serves from now on: the current one, or else mine with the next version,
-// which it announces. bus.ErrBehind: another sampler has announced one meanwhile.
+// announceOwn returns the policy that the lane serves of a tenant from now on: the current one, or else mine with the
+// next version, which it announces. bus.ErrBehind: another sampler has announced one meanwhile.
 func (v *Versions) announceOwn(ctx context.Context, mine *schemas.Policy) (*schemas.Policy, error) {
-	current, err := v.options.Bus.Policy(ctx, v.options.Lane)
+	current, err := v.options.Bus.Policy(ctx, mine.Lineage())
 	if errors.Is(err, bus.ErrNotFound) {
 		current, err = nil, nil
 	}
@@ -255,7 +276,7 @@ func (v *Versions) keepsWeights(ctx context.Context, current, mine *schemas.Poli
 	}
 	known := mine.Adapter == nil
 	if !known {
-		history, err := v.options.Bus.PolicyHistory(ctx, v.options.Lane)
+		history, err := v.options.Bus.PolicyHistory(ctx, current.Lineage())
 		if err != nil {
 			return false, err
 		}

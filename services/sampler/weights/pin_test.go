@@ -2,9 +2,12 @@ package weights_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/bus/bustest"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/sampler/engine"
 	"github.com/meander-rl/meander/services/sampler/weights"
@@ -22,7 +25,7 @@ func TestVersions_PinVersion(t *testing.T) {
 	}
 	pin := func(version int64) *weights.Loaded {
 		t.Helper()
-		w, err := s.PinVersion(t.Context(), version)
+		w, err := s.PinVersion(t.Context(), "", version)
 		if err != nil || w.Version() != version {
 			t.Fatalf("version %d: %+v, %v", version, w, err)
 		}
@@ -39,7 +42,7 @@ func TestVersions_PinVersion(t *testing.T) {
 		t.Error("a version that is in memory was loaded again")
 	}
 	opens(3)
-	if _, err := s.PinVersion(t.Context(), 3); !errors.Is(err, weights.ErrPolicyPending) ||
+	if _, err := s.PinVersion(t.Context(), "", 3); !errors.Is(err, weights.ErrPolicyPending) ||
 		!strings.Contains(err.Error(), "--resident-versions") {
 		t.Errorf("a third, while samples use two: %v", err)
 	}
@@ -58,12 +61,73 @@ func TestVersions_PinVersion(t *testing.T) {
 		t.Error("version 5 was loaded again while a sample uses it")
 	}
 	opens(4)
-	if _, err := s.PinVersion(t.Context(), 9); !engine.Refused(err) ||
+	if _, err := s.PinVersion(t.Context(), "", 9); !engine.Refused(err) ||
 		!strings.Contains(err.Error(), "must be one of 6, 5, 4") {
 		t.Errorf("a version that is not there: %v", err)
 	}
 	l.script.set(func(s *script) { s.with = func() error { return engine.Refuse("no") } })
-	if _, err := s.PinVersion(t.Context(), 4); !engine.Refused(err) {
+	if _, err := s.PinVersion(t.Context(), "", 4); !engine.Refused(err) {
 		t.Errorf("a version that cannot be loaded: %v", err)
+	}
+}
+
+// Each tenant has its newest version, which a sample of another never has. It waits for a place that samples use, and a
+// version that is refused leaves the one before, also to samplers that start.
+func TestVersions_Tenants(t *testing.T) {
+	t.Parallel()
+	l := newLane(t)
+	s := l.serve(weights.Own{Resident: 1})
+	main := s.Newest()
+	pin := func(tenant schemas.Tenant, version int64) *weights.Loaded {
+		t.Helper()
+		w, err := s.Pin(t.Context(), tenant, version)
+		if err != nil || w.Version() != version || w.Policy.Tenant != tenant {
+			t.Fatalf("version %d of %s: %+v, %v", version, tenant, w, err)
+		}
+		return w
+	}
+	for _, tenant := range []schemas.Tenant{"a", "b"} {
+		if _, err := s.Pin(t.Context(), tenant, 0); !errors.Is(err, weights.ErrPolicyPending) {
+			t.Errorf("%s, which nobody began: %v", tenant, err)
+		}
+		for _, want := range []error{nil, bus.ErrBehind} { // the second time it is there
+			if err := l.Bus.SetPolicy(t.Context(), main.Policy.Founding(tenant), nil); !errors.Is(err, want) {
+				t.Fatalf("begun: %v; want %v", err, want)
+			}
+		}
+		l.appliedFor(tenant, 0, schemas.AppliedApplied)
+	}
+	l.pushFor("a", nil)
+	l.appliedFor("a", 1, schemas.AppliedApplied)
+	one := pin("a", 1)
+	l.pushFor("b", nil) // waits for the place of a
+	if _, err := s.Pin(t.Context(), "b", 1); !errors.Is(err, weights.ErrPolicyPending) || s.Newest() != main {
+		t.Errorf("b, while a sample of a has the place: %v", err)
+	}
+	s.Release(one)
+	l.appliedFor("b", 1, schemas.AppliedApplied)
+	s.Release(pin("b", 1))
+	again := pin("a", 1) // loaded again
+	if s.Release(again); again == one || s.NewestOf("a") != again {
+		t.Error("version 1 of a was not closed, or is not its newest")
+	}
+	l.script.set(func(s *script) { s.with = func() error { return engine.Refuse("no") } })
+	l.pushFor("a", nil)
+	l.appliedFor("a", 2, schemas.AppliedRefused)
+	l.script.set(func(s *script) { s.with = nil })
+	l.instance = "late"
+	late := l.serve(weights.Own{Resident: 2})
+	if a := l.appliedFor("a", 2, schemas.AppliedRefused); a.Serving != 1 {
+		t.Errorf("a goes on with %d", a.Serving)
+	}
+	bustest.Until(t, "the late sampler has both", func() error {
+		_, _, tenants := late.Serving()
+		if len(tenants) != 2 || tenants[0].PolicyVersion != 1 || tenants[1].PolicyVersion != 1 {
+			return fmt.Errorf("it has %+v", tenants)
+		}
+		return nil
+	})
+	if notes := s.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "version 2 of lane synthetic.a is refused") {
+		t.Errorf("notes: %q", notes)
 	}
 }

@@ -4,8 +4,9 @@
 // A policy is a version of the weights of a lane; its change to the checkpoint is stored as blobs, or lies in a shared
 // folder (Source). Samples pin a Loaded, the weights of one policy in memory, and release it. When another becomes
 // current, the one before is retired, and closed when the last sample has released it: the next one loads only then, so
-// two at most are in memory, and besides them Own.Resident that samples ask for by their number (PinVersion). A device
-// that is lost is left out.
+// two at most are in memory, and besides them Own.Resident: those that samples ask for by their number (PinVersion),
+// and the newest of other tenants than main, which are loaded again when they are needed. A device that is lost is left
+// out.
 //
 // A policy that can never be loaded here is refused (engine.Refusal) and not tried again; all other errors are retried.
 // The sampler publishes a schemas.Applied for each policy that it took over or refused.
@@ -15,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -104,44 +106,87 @@ type Versions struct {
 	loads      chan struct{}   // held by the one load that there may be; guards the fields above
 
 	mu      sync.Mutex
-	current *Loaded
-	old     []*Loaded       // retired, not yet closed
-	held    []*Loaded       // those of PinVersion, those that were asked for last at the end
-	wanted  *schemas.Policy // the newest policy of the lane that is not handled yet; nil: none
-	epoch   int64           // the highest of the lane's policies: what is below it is refused
+	main    lineage
+	tenants map[schemas.Tenant]*lineage // the others
+	old     []*Loaded                   // of main, retired, not yet closed
+	held    []*Loaded                   // of PinVersion and of tenants, those that were asked for last at the end
+	crowded bool                        // a tenant waits for a place among held
+	drained chan struct{}               // signals that retired weights were closed; buffered, 1
+	news    chan struct{}               // signals that a policy is wanted, or may get its place; buffered, 1
+}
+
+// lineage is what a sampler knows of the versions of one tenant.
+type lineage struct {
+	newest  *Loaded         // the current weights; of a tenant nil before the first, and closed where held lacks them
+	wanted  *schemas.Policy // the newest policy that is not handled yet; nil: none
+	epoch   int64           // the highest of the policies: what is below it is refused
 	refused *schemas.Policy // the last policy that was refused: it is not tried again; nil: none
 	refusal error           // why
 	loading *int64          // the version that is loaded, or waits for memory; nil: none
-	drained chan struct{}   // signals that retired weights were closed; buffered, 1
-	news    chan struct{}   // signals that wanted was set; buffered, 1
+	failed  time.Time       // when loading it failed for what may pass; zero: it did not
 }
 
 // New returns Versions without weights: Begin loads the first.
 func New(o Options) *Versions {
 	return &Versions{
 		options: o, loads: make(chan struct{}, 1), drained: make(chan struct{}, 1), news: make(chan struct{}, 1),
+		tenants: map[schemas.Tenant]*lineage{},
 	}
 }
 
 // ErrPolicyPending says that a request needs a newer version than the sampler has. The request is put back.
 var ErrPolicyPending = errors.New("the sampler does not have the version yet")
 
-// Pin returns the current weights for a sample, until Release. ErrPolicyPending: the version is below least.
-func (v *Versions) Pin(least int64) (*Loaded, error) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if have := v.current.Version(); have < least {
-		return nil, fmt.Errorf("%w: %d; it has %d", ErrPolicyPending, least, have)
+// Pin returns the current weights of a tenant for a sample, until Release. ErrPolicyPending: the version is below
+// least. Of other tenants than main see PinVersion, too.
+func (v *Versions) Pin(ctx context.Context, tenant schemas.Tenant, least int64) (*Loaded, error) {
+	newest, err := v.newestFor(tenant, least)
+	if err != nil || newest.Policy.Tenant == schemas.TenantMain {
+		return newest, err
 	}
-	v.current.users++
-	return v.current, nil
+	return v.PinVersion(ctx, tenant, newest.Version())
 }
 
-// PinVersion returns the weights of a version of the lane's history for a sample, until Release, and loads them if they
+// newestFor returns the current weights of a tenant, those of main pinned. ErrPolicyPending: see Pin.
+func (v *Versions) newestFor(tenant schemas.Tenant, least int64) (*Loaded, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	l := v.lineage(tenant)
+	if l == nil || l.newest == nil {
+		return nil, fmt.Errorf("%w: %d; it has none of tenant %s", ErrPolicyPending, least, tenant)
+	}
+	if have := l.newest.Version(); have < least {
+		return nil, fmt.Errorf("%w: %d; it has %d", ErrPolicyPending, least, have)
+	}
+	if l == &v.main {
+		l.newest.users++
+	}
+	return l.newest, nil
+}
+
+// lineage returns what is known of a tenant; nil: nothing. Lock held.
+func (v *Versions) lineage(tenant schemas.Tenant) *lineage {
+	if tenant == schemas.TenantMain || tenant == "" {
+		return &v.main
+	}
+	return v.tenants[tenant]
+}
+
+// all returns what is known of all tenants, of main first. Lock held.
+func (v *Versions) all() []*lineage {
+	out := []*lineage{&v.main}
+	for _, t := range slices.Sorted(maps.Keys(v.tenants)) {
+		out = append(out, v.tenants[t])
+	}
+	return out
+}
+
+// PinVersion returns the weights of a version of a tenant's history for a sample, until Release, and loads them if they
 // are not in memory. ErrPolicyPending: samples use all that may be held. A *engine.Refusal: the version is not there,
 // or cannot be loaded.
-func (v *Versions) PinVersion(ctx context.Context, version int64) (*Loaded, error) {
-	if w := v.pinResident(version); w != nil {
+func (v *Versions) PinVersion(ctx context.Context, tenant schemas.Tenant, version int64) (*Loaded, error) {
+	of := v.options.Lane.Of(tenant)
+	if w := v.pinResident(of, version); w != nil {
 		return w, nil
 	}
 	unlock, err := v.lockLoads(ctx)
@@ -149,10 +194,10 @@ func (v *Versions) PinVersion(ctx context.Context, version int64) (*Loaded, erro
 		return nil, err
 	}
 	defer unlock()
-	if w := v.pinResident(version); w != nil { // another sample has asked for it
+	if w := v.pinResident(of, version); w != nil { // another sample has asked for it
 		return w, nil
 	}
-	p, err := v.options.Bus.PolicyOf(ctx, v.options.Lane, version)
+	p, err := v.options.Bus.PolicyOf(ctx, of, version)
 	if errors.Is(err, bus.ErrNotFound) {
 		err = engine.Refuse("%w", err)
 	}
@@ -172,6 +217,9 @@ func (v *Versions) PinVersion(ctx context.Context, version int64) (*Loaded, erro
 	w.users++
 	v.held = append(v.held, w)
 	v.options.Metrics.Resident.Inc()
+	if l := v.lineage(tenant); l != nil && l != &v.main && l.newest != nil && l.newest.Version() == version {
+		l.newest = w // those before were closed to make place
+	}
 	return w, nil
 }
 
@@ -186,15 +234,15 @@ func (v *Versions) lockLoads(ctx context.Context) (unlock func(), err error) {
 }
 
 // pinResident pins a version that is in memory; nil: it is not.
-func (v *Versions) pinResident(version int64) *Loaded {
+func (v *Versions) pinResident(of schemas.Lineage, version int64) *Loaded {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	is := func(w *Loaded) bool { return w.Version() == version }
+	is := func(w *Loaded) bool { return w.Version() == version && w.Policy.Lineage() == of }
 	if i := slices.IndexFunc(v.held, is); i >= 0 {
 		w := v.held[i]
 		v.held = append(slices.Delete(v.held, i, i+1), w)
 	}
-	all := slices.Concat([]*Loaded{v.current}, v.held, v.old)
+	all := slices.Concat([]*Loaded{v.main.newest}, v.held, v.old)
 	i := slices.IndexFunc(all, is)
 	if i < 0 {
 		return nil
@@ -204,14 +252,19 @@ func (v *Versions) pinResident(version int64) *Loaded {
 }
 
 // makePlace reports whether there is room for one more version besides the newest. It closes the one that was asked for
-// the longest ago of those that no sample uses.
+// the longest ago of those that no sample uses, the newest of a tenant last.
 func (v *Versions) makePlace() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.held) < v.options.Own.Resident {
 		return true
 	}
-	i := slices.IndexFunc(v.held, func(w *Loaded) bool { return w.users == 0 })
+	i := slices.IndexFunc(v.held, func(w *Loaded) bool {
+		return w.users == 0 && w != v.lineage(w.Policy.Tenant).newest
+	})
+	if i < 0 {
+		i = slices.IndexFunc(v.held, unused)
+	}
 	if i >= 0 {
 		_ = v.held[i].close()
 		v.held = slices.Delete(v.held, i, i+1)
@@ -221,12 +274,18 @@ func (v *Versions) makePlace() bool {
 	return i >= 0
 }
 
+// unused reports whether no sample uses weights. Lock held.
+func unused(w *Loaded) bool { return w.users == 0 }
+
 // Release ends a sample's use of weights that Pin, PinVersion or Move returned.
 func (v *Versions) Release(w *Loaded) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	w.users--
 	v.closeUnused(w)
+	if v.crowded && w.users == 0 {
+		signal(v.news)
+	}
 }
 
 // closeUnused closes w if it is retired and no sample uses it. Lock held.
@@ -248,18 +307,24 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// Newest returns the current weights, without pinning them.
-func (v *Versions) Newest() *Loaded {
+// Newest returns the current weights of main, without pinning them.
+func (v *Versions) Newest() *Loaded { return v.NewestOf(schemas.TenantMain) }
+
+// NewestOf returns the current weights of a tenant, without pinning them; nil if it has none here.
+func (v *Versions) NewestOf(tenant schemas.Tenant) *Loaded {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.current
+	if l := v.lineage(tenant); l != nil {
+		return l.newest
+	}
+	return nil
 }
 
 // Close closes all weights. It is called when no sample is being made any more.
 func (v *Versions) Close() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	for _, w := range slices.Concat(v.old, v.held, []*Loaded{v.current}) {
+	for _, w := range slices.Concat(v.old, v.held, []*Loaded{v.main.newest}) {
 		if w != nil {
 			_ = w.close()
 			v.options.Metrics.Resident.Dec()
@@ -267,12 +332,13 @@ func (v *Versions) Close() {
 	}
 }
 
-// Move lets a sample go on with the current weights, if may allows them, and returns those that it goes on with.
+// Move lets a sample go on with the current weights of its tenant, if they are in memory and may allows them, and
+// returns those that it goes on with.
 func (v *Versions) Move(from *Loaded, may func(to *Loaded) bool) *Loaded {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	to := v.current
-	if to == from || !may(to) {
+	to := v.lineage(from.Policy.Tenant).newest
+	if to == from || to != v.main.newest && !slices.Contains(v.held, to) || !may(to) {
 		return from
 	}
 	from.users--
@@ -286,45 +352,88 @@ func (v *Versions) setCurrent(w *Loaded) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.options.Metrics.Resident.Inc()
+	l := v.lineage(w.Policy.Tenant)
+	last := l.newest
+	l.newest = w
+	if l != &v.main {
+		v.held = append(v.held, w)
+		return
+	}
 	v.options.Metrics.Version.Set(float64(w.Version()))
-	if last := v.current; last != nil {
+	if last != nil {
 		last.retired = true
 		v.old = append(v.old, last)
-		defer v.closeUnused(last)
+		v.closeUnused(last)
 	}
-	v.current = w
 }
 
-// Want notes that p is the lane's newest policy; Follow loads it.
+// Want notes that p is the newest policy of its tenant; Follow loads it. Tenants are added up to MaxTenants.
 func (v *Versions) Want(p *schemas.Policy) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.wanted, v.epoch = p, max(v.epoch, p.Epoch)
+	l := v.lineage(p.Tenant)
+	if l == nil {
+		if len(v.tenants) == schemas.MaxTenants {
+			return // nobody's who came by AddTenant
+		}
+		l = &lineage{}
+		v.tenants[p.Tenant] = l
+	}
+	l.wanted, l.epoch, l.failed = p, max(l.epoch, p.Epoch), time.Time{}
 	signal(v.news)
 }
 
-// chooseNext returns the policy to load next, nil for none: not one that is current, older, or was refused last. ready
-// is false while retired weights are in memory.
-func (v *Versions) chooseNext() (p *schemas.Policy, ready bool) {
+// chooseNext returns the policy to load next, nil for none. again says that another try may help one that failed.
+func (v *Versions) chooseNext() (p *schemas.Policy, again bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	p, v.loading = v.wanted, nil
+	v.crowded = false
+	for _, l := range v.all() {
+		l.loading = nil
+		if !l.wants() {
+			continue
+		}
+		l.loading = &l.wanted.PolicyVersion
+		ready := len(v.old) == 0
+		if l != &v.main {
+			ready = len(v.held) < v.options.Own.Resident || slices.ContainsFunc(v.held, unused)
+			v.crowded = v.crowded || !ready
+		}
+		late := time.Since(l.failed) < loadPause
+		if again = again || late; ready && !late && p == nil {
+			p = l.wanted
+		}
+	}
+	return p, again
+}
+
+// wants reports whether the newest policy is to be loaded: not one that is current, older, or was refused last.
+func (l *lineage) wants() bool {
+	p := l.wanted
 	same := func(q *schemas.Policy) bool {
 		return q != nil && p.PolicyVersion == q.PolicyVersion && p.WeightsDigest == q.WeightsDigest
 	}
-	if p == nil || p.PolicyVersion < v.current.Version() || same(v.current.Policy) || same(v.refused) ||
-		p.PolicyVersion == v.current.Version() && p.Continues(v.current.Policy) { // the same weights, by another engine
-		return nil, true
+	if p == nil || same(l.refused) {
+		return false
 	}
-	v.loading = &p.PolicyVersion
-	return p, len(v.old) == 0
+	return l.newest == nil || p.PolicyVersion >= l.newest.Version() && !same(l.newest.Policy) &&
+		(p.PolicyVersion > l.newest.Version() || !p.Continues(l.newest.Policy)) // the same weights, by another engine
 }
 
-// Serving returns the current policy, and the version that is being loaded, nil for none. The presence shows both.
-func (v *Versions) Serving() (p *schemas.Policy, loading *int64) {
+// Serving returns the current policy of main, and the version that is being loaded, nil for none. The presence shows
+// both, and those of the tenants.
+func (v *Versions) Serving() (p *schemas.Policy, loading *int64, tenants []schemas.TenantServing) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.current.Policy, v.loading
+	for _, name := range slices.Sorted(maps.Keys(v.tenants)) {
+		if l := v.tenants[name]; l.newest != nil {
+			tenants = append(tenants, schemas.TenantServing{
+				Tenant: name, PolicyVersion: l.newest.Version(), WeightsDigest: l.newest.Policy.WeightsDigest,
+				Loading: l.loading,
+			})
+		}
+	}
+	return v.main.newest.Policy, v.main.loading, tenants
 }
 
 // loadPause is the wait before a version is tried again after an error that may pass.
@@ -334,18 +443,20 @@ const loadPause = time.Second
 func (v *Versions) Follow(ctx context.Context) error {
 	for {
 		var wait <-chan time.Time
-		p, ready := v.chooseNext()
+		p, again := v.chooseNext()
 		v.options.Changed()
-		if p != nil && ready {
-			err := v.takeOver(ctx, p)
-			switch {
-			case ctx.Err() != nil:
-				return nil
-			case err == nil:
-				continue
+		if p != nil {
+			if err := v.takeOver(ctx, p); err != nil && ctx.Err() == nil {
+				zerolog.Ctx(ctx).Warn().Err(err).Stringer("lane", p.Lineage()).
+					Int64("policy_version", p.PolicyVersion).Msg("version not taken over, trying again")
+				v.postpone(p)
 			}
-			zerolog.Ctx(ctx).Warn().Err(err).
-				Int64("policy_version", p.PolicyVersion).Msg("version not taken over, trying again")
+			if ctx.Err() != nil {
+				return nil
+			}
+			continue
+		}
+		if again {
 			wait = time.After(loadPause)
 		}
 		select {
@@ -363,23 +474,34 @@ func (v *Versions) Follow(ctx context.Context) error {
 func (v *Versions) Notes() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.refused == nil {
-		return nil
+	var notes []string
+	for _, l := range v.all() {
+		if l.refused != nil && l.newest != nil {
+			notes = append(notes, fmt.Sprintf("version %d of lane %s is refused, the sampler goes on with %d: %v",
+				l.refused.PolicyVersion, l.refused.Lineage(), l.newest.Version(), l.refusal))
+		}
 	}
-	return []string{fmt.Sprintf("version %d of lane %s is refused, the sampler goes on with %d: %v",
-		v.refused.PolicyVersion, v.options.Lane, v.current.Version(), v.refusal)}
+	return notes
+}
+
+// postpone notes that p could not be loaded now.
+func (v *Versions) postpone(p *schemas.Policy) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.lineage(p.Tenant).failed = time.Now()
 }
 
 // noteHandled notes that p needs no more work. refusal says why it was refused; nil: it was not.
 func (v *Versions) noteHandled(p *schemas.Policy, refusal error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.refused, v.refusal = nil, refusal
+	l := v.lineage(p.Tenant)
+	l.refused, l.refusal = nil, refusal
 	if refusal != nil {
-		v.refused = p
+		l.refused = p
 	}
-	if v.wanted == p {
-		v.wanted = nil
+	if l.wanted == p {
+		l.wanted = nil
 	}
 }
 
@@ -391,23 +513,32 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 		return err
 	}
 	defer unlock()
+	if p.Tenant != schemas.TenantMain && !v.makePlace() {
+		return fmt.Errorf("%w: samples use all %d besides the newest (--resident-versions)", ErrPolicyPending,
+			v.options.Own.Resident)
+	}
 	began := time.Now()
-	w, err := v.loadOfEpoch(ctx, p)
-	if err == nil {
-		if err = checkChanges(v.Newest(), w); err != nil {
-			err = errors.Join(err, w.close())
+	last := v.NewestOf(p.Tenant)
+	var w *Loaded
+	var fault error
+	if last == nil {
+		w, fault, err = v.loadBest(ctx, p)
+	} else if w, err = v.loadOfEpoch(ctx, p); err == nil {
+		if fault = checkChanges(last, w); fault != nil {
+			fault, w = errors.Join(fault, w.close()), nil
 		}
 	}
-	switch {
-	case err == nil:
-		v.setCurrent(w)
-		v.noteHandled(p, nil)
-	case engine.Refused(err):
-		v.noteHandled(p, err)
-	default:
+	if engine.Refused(err) {
+		fault, err = err, nil
+	}
+	if err != nil {
 		return err
 	}
-	if _, err := v.options.Bus.Publish(ctx, v.answerTo(ctx, p, err, time.Since(began))); err != nil &&
+	if w != nil {
+		v.setCurrent(w)
+	}
+	v.noteHandled(p, fault)
+	if _, err := v.options.Bus.Publish(ctx, v.answerTo(ctx, p, fault, time.Since(began))); err != nil &&
 		ctx.Err() == nil {
 		zerolog.Ctx(ctx).Error().Err(err).Int64("policy_version", p.PolicyVersion).
 			Msg("answer to the version not stored")
@@ -418,7 +549,7 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 // loadOfEpoch refuses a policy that passed the guard by: a trainer has taken the lane since it was made.
 func (v *Versions) loadOfEpoch(ctx context.Context, p *schemas.Policy) (*Loaded, error) {
 	v.mu.Lock()
-	epoch := v.epoch
+	epoch := v.lineage(p.Tenant).epoch
 	v.mu.Unlock()
 	if p.Epoch < epoch {
 		return nil, engine.Refuse("epoch: %d; must be at least %d: a trainer has taken the lane since", p.Epoch, epoch)
@@ -445,15 +576,15 @@ func checkChanges(last, next *Loaded) error {
 
 // answerTo returns the answer to policy p, taken over or refused for fault, and logs and counts it.
 func (v *Versions) answerTo(ctx context.Context, p *schemas.Policy, fault error, took time.Duration) *schemas.Applied {
-	now := v.Newest()
 	a := &schemas.Applied{
-		Tenant: schemas.TenantMain,
-		Lane:   p.Lane, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion, State: schemas.AppliedApplied,
-		Serving: now.Version(), WeightsDigest: now.Policy.WeightsDigest, Canary: now.canary,
-		Backend: v.options.Networks[0].Backend(),
-		LoadNS:  took.Nanoseconds(), At: time.Now().UnixNano(),
+		Lane: p.Lane, Tenant: p.Tenant, Instance: v.options.Instance, PolicyVersion: p.PolicyVersion,
+		State: schemas.AppliedApplied, Backend: v.options.Networks[0].Backend(),
+		LoadNS: took.Nanoseconds(), At: time.Now().UnixNano(),
 	}
-	log := zerolog.Ctx(ctx)
+	if now := v.NewestOf(p.Tenant); now != nil { // else nothing of the tenant could be loaded
+		a.Serving, a.WeightsDigest, a.Canary = now.Version(), now.Policy.WeightsDigest, now.canary
+	}
+	log := zerolog.Ctx(ctx).With().Stringer("lane", p.Lineage()).Logger()
 	if fault != nil {
 		a.State, a.Error = schemas.AppliedRefused, fault.Error()
 		log.Error().Err(fault).Int64("policy_version", p.PolicyVersion).

@@ -149,6 +149,9 @@ func newLane(t *testing.T) *lane {
 	return &lane{Plane: bustest.New(t), t: t, script: s, base: &network{n, n.Digest(), s, ""}, instance: "s"}
 }
 
+// synthetic is main on the lane of the tests.
+var synthetic = schemas.Lane("synthetic").Of("")
+
 // sampler has weights of the lane that Begin has not loaded yet.
 type sampler struct {
 	*weights.Versions
@@ -190,9 +193,12 @@ func (l *lane) serve(own weights.Own) *sampler {
 }
 
 // push announces the next version with weights of their own, changed.
-func (l *lane) push(change func(p *schemas.Policy)) *schemas.Policy {
+func (l *lane) push(change func(p *schemas.Policy)) *schemas.Policy { return l.pushFor("", change) }
+
+// pushFor is push for a tenant.
+func (l *lane) pushFor(tenant schemas.Tenant, change func(p *schemas.Policy)) *schemas.Policy {
 	l.t.Helper()
-	current, err := l.Bus.Policy(l.t.Context(), "synthetic")
+	current, err := l.Bus.Policy(l.t.Context(), synthetic.Lane.Of(tenant))
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -234,10 +240,15 @@ func value(c prometheus.Collector) float64 {
 }
 
 // applied waits for what a sampler says of a version.
-func (l *lane) applied(version int64, state string) (found *schemas.Applied) {
+func (l *lane) applied(version int64, state string) *schemas.Applied {
+	return l.appliedFor("", version, state)
+}
+
+// appliedFor is applied for a tenant.
+func (l *lane) appliedFor(tenant schemas.Tenant, version int64, state string) (found *schemas.Applied) {
 	l.t.Helper()
 	bustest.Until(l.t, fmt.Sprintf("version %d %s", version, state), func() error {
-		all, err := l.Bus.Applied(l.t.Context(), "synthetic")
+		all, err := l.Bus.Applied(l.t.Context(), synthetic.Lane.Of(tenant))
 		if err != nil {
 			return err
 		}
@@ -299,10 +310,10 @@ func TestVersions_Follow(t *testing.T) {
 	t.Parallel()
 	l := newLane(t)
 	s := l.serve(weights.Own{})
-	if _, err := s.Pin(1); !errors.Is(err, weights.ErrPolicyPending) {
+	if _, err := s.Pin(t.Context(), "", 1); !errors.Is(err, weights.ErrPolicyPending) {
 		t.Errorf("version 1 before it is there: %v", err)
 	}
-	zero, err := s.Pin(0)
+	zero, err := s.Pin(t.Context(), "", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,13 +321,13 @@ func TestVersions_Follow(t *testing.T) {
 	if a := l.applied(1, schemas.AppliedApplied); a.Serving != 1 || a.Instance != "s" || a.Canary == nil {
 		t.Errorf("%+v", a)
 	}
-	one, err := s.Pin(1)
+	one, err := s.Pin(t.Context(), "", 1)
 	if err != nil || one.Version() != 1 || zero.Version() != 0 {
 		t.Fatalf("%v", err)
 	}
 	l.push(nil)
 	bustest.Until(t, "version 2 to wait", func() error {
-		if p, loading := s.Serving(); p.PolicyVersion != 1 || loading == nil || *loading != 2 {
+		if p, loading, _ := s.Serving(); p.PolicyVersion != 1 || loading == nil || *loading != 2 {
 			return errors.New("not yet")
 		}
 		return nil
@@ -424,7 +435,7 @@ func TestVersions_ByPath(t *testing.T) {
 	answer := func(instance string, version int64) (a *schemas.Applied) {
 		t.Helper()
 		bustest.Until(t, fmt.Sprintf("%s to answer version %d", instance, version), func() error {
-			all, err := l.Bus.Applied(t.Context(), "synthetic")
+			all, err := l.Bus.Applied(t.Context(), synthetic)
 			if i := slices.IndexFunc(all, func(a *schemas.Applied) bool {
 				return a.PolicyVersion == version && a.Instance == instance
 			}); err == nil && i >= 0 {
@@ -517,7 +528,7 @@ func TestApply(t *testing.T) {
 	if err := l.sampler(weights.Own{}).Begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	bare, err := l.Bus.Policy(t.Context(), "synthetic")
+	bare, err := l.Bus.Policy(t.Context(), synthetic)
 	if err != nil {
 		t.Fatal(err)
 	}

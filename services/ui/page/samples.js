@@ -37,6 +37,7 @@ export async function groupView(run, uid, query) {
       ["Estimator", g.estimator],
       ["Rewards", g.rewards.map((r) => (g.rewards.length > 1 ? `${r.weight} × ${r.name}` : r.name)).join(", ")],
       ["Lane", g.lane],
+      ["Tenant", g.tenant],
       ["Batch", g.batch === g.uid ? null : g.batch],
       ["Opened", g.opened ? [when(g.opened), " ", h("span", { class: "when muted" }, ago(g.opened))] : null],
       ["Open for", g.closed ? seconds(Math.max(0, g.closed - g.opened) / 1000) : null],

@@ -142,7 +142,20 @@ export async function systemView() {
               h(
                 "tr",
                 {},
-                h("td", {}, h("a", { class: "row", href: link("system", l.lane), "data-item": true }, l.lane)),
+                h(
+                  "td",
+                  {},
+                  h(
+                    "a",
+                    {
+                      class: "row",
+                      href: l.tenant ? link("system", l.lane, l.tenant) : link("system", l.lane),
+                      "data-item": true,
+                    },
+                    l.lane,
+                  ),
+                  l.tenant && h("div", { class: "small muted" }, `tenant ${l.tenant}`),
+                ),
                 h("td", {}, l.current.model, l.text && " (text)"),
                 h("td", { class: "n" }, l.served_version),
                 h(
@@ -247,8 +260,8 @@ export async function systemView() {
   };
 }
 
-export async function laneView(lane) {
-  const x = await ask(api("lanes", lane));
+export async function laneView(lane, tenant) {
+  const x = await ask(api("lanes", lane) + (tenant ? `?tenant=${encodeURIComponent(tenant)}` : ""));
   return {
     title: lane,
     body: [
@@ -260,7 +273,11 @@ export async function laneView(lane) {
           {},
           crumbs(h("a", { href: "#/system" }, "System")),
           h("h1", {}, lane),
-          h("p", { class: "muted" }, `${plural(x.total, "version")} of the weights, the newest first`),
+          h(
+            "p",
+            { class: "muted" },
+            `${plural(x.total, "version")} of the weights${tenant ? ` of tenant ${tenant}` : ""}, the newest first`,
+          ),
         ),
       ),
       h(

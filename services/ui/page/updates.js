@@ -7,7 +7,8 @@ const tones = ["--accent", "--warn", "--info", "--bad", "--good", "--muted"];
 const maxCharts = 24;
 
 // nameOf is the name of a trainer, with its lane where trainers of several are there.
-const nameOf = (t, all) => (all.every((o) => o.lane === t.lane) ? t.trainer : `${t.trainer} of ${t.lane}`);
+const laneOf = (t) => (t.tenant === "main" ? t.lane : `${t.lane}.${t.tenant}`);
+const nameOf = (t, all) => (all.every((o) => laneOf(o) === laneOf(t)) ? t.trainer : `${t.trainer} of ${laneOf(t)}`);
 
 // figure is the chart of one number: the updates of all trainers on one axis.
 function figure(name, trainers) {
@@ -44,7 +45,7 @@ export function updatesCard(run) {
         h(
           "p",
           { class: "small muted" },
-          `${nameOf(t, u.trainers)}: ${plural(t.count, "update")} of ${t.lane}, version ${whole(t.policy_version)}`,
+          `${nameOf(t, u.trainers)}: ${plural(t.count, "update")} of ${laneOf(t)}, version ${whole(t.policy_version)}`,
           t.at > 0 && `, the last ${ago(t.at)}`,
           t.left_out > 0 && `; ${whole(t.left_out)} older ones are not in the curves`,
         ),

@@ -128,7 +128,7 @@ export interface Applied {
   v: 1;
   /** what serves the sample: a model family and size class */
   lane: string;
-  /** owner of the weights; main where the lane has one set of them */
+  /** owner of the weights; main is the one that every lane has */
   tenant: string;
   /** instance is the sampler, as it is named in its Presence. */
   instance: string;
@@ -546,6 +546,8 @@ export interface GroupRecord {
   negative_prompt: string;
   /** what serves the sample: a model family and size class */
   lane: string;
+  /** tenant is the one whose weights of the lane make the samples. Default: main. */
+  tenant?: string | null;
   /** base_digest names the checkpoint of the lane that all samples of the group are made with; empty: it is not known. */
   base_digest?: string | null;
   /** seed of the sample's noise, an unsigned 64-bit number */
@@ -572,6 +574,8 @@ export interface GroupStage {
   kind: "text" | "image" | "interaction";
   /** lane makes the stage; of an interaction it is the interaction's name. */
   lane: string;
+  /** tenant is the one whose weights of the lane make it. Default: main. */
+  tenant?: string | null;
   /** every is how many samples of the group each sample of the stage leads to: those of the stage have the indices 0, every, 2 every and so on. */
   every: number;
   /** tree has the samples of the stage that one sample of the stage before leads to as its leaves. */
@@ -606,6 +610,8 @@ export interface Identity {
   group_size: number;
   /** what serves the sample: a model family and size class */
   lane: string;
+  /** tenant is the one whose weights of the lane make the sample. Default: main. */
+  tenant?: string | null;
 }
 
 /** ImageSettings are the settings of a prompt that only a model of images has: a prompt for text is refused with any of them. */
@@ -952,7 +958,7 @@ export interface Policy {
   v: 1;
   /** what serves the sample: a model family and size class */
   lane: string;
-  /** tenant is the owner of the weights: main. Lanes serve no other tenant yet. */
+  /** tenant is the owner of the weights. Each has versions of its own, from 0 on. */
   tenant: string;
   /** model and family name the network; policy_version counts weight updates. */
   model: string;
@@ -1096,6 +1102,8 @@ export interface Presence {
   weights_digest?: string | null;
   /** policy_version is the version of the weights that a sampler begins samples with, weights_digest names them; loading is the version that it is about to take over. */
   loading?: Integer | null;
+  /** tenants are those who have weights of their own on the sampler's lane, besides main. */
+  tenants?: TenantServing[] | null;
   /** waiting is why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now. */
   waiting?: string | null;
   /** draining says that it finishes the work in flight and begins no new work. */
@@ -1188,11 +1196,13 @@ export interface Prompt {
   prune?: Prune | null;
   /** model is the lane that serves the prompt. Default: the only lane there is. */
   model?: string | null;
+  /** tenant has the samples made with the weights of one of those who have weights of their own on the lane. Default: main, the lane's own. */
+  tenant?: string | null;
   /** base_digest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another one is refused. Of a server that draws the samples it is its kind, "served by vllm". Default: any. */
   base_digest?: string | null;
   /** min_policy_version holds the prompt until a sampler of the lane serves these weights, or newer ones. */
   min_policy_version?: Integer | null;
-  /** policy_version has the samples made with these weights of the lane, whatever is served by then, so that versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come. Default: the newest. */
+  /** policy_version has the samples made with these weights of the tenant, whatever is served by then, so that versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come. Default: the newest. */
   policy_version?: Integer | null;
   /** priority orders waiting requests of a lane inside one sampler, higher first. */
   priority?: number | null;
@@ -1398,6 +1408,8 @@ export interface Request {
   group_size: number;
   /** what serves the sample: a model family and size class */
   lane: string;
+  /** tenant is the one whose weights of the lane make the sample. Default: main. */
+  tenant?: string | null;
   /** base_digest names the checkpoint of the lane when the prompt was accepted: samplers of another one put the request back. Empty: any. */
   base_digest?: string | null;
   /** text to paint; may be empty */
@@ -1688,11 +1700,13 @@ export interface Room {
 export interface Routing {
   /** model is the lane that serves the prompt. Default: the only lane there is. */
   model?: string | null;
+  /** tenant has the samples made with the weights of one of those who have weights of their own on the lane. Default: main, the lane's own. */
+  tenant?: string | null;
   /** base_digest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another one is refused. Of a server that draws the samples it is its kind, "served by vllm". Default: any. */
   base_digest?: string | null;
   /** min_policy_version holds the prompt until a sampler of the lane serves these weights, or newer ones. */
   min_policy_version?: Integer | null;
-  /** policy_version has the samples made with these weights of the lane, whatever is served by then, so that versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come. Default: the newest. */
+  /** policy_version has the samples made with these weights of the tenant, whatever is served by then, so that versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come. Default: the newest. */
   policy_version?: Integer | null;
   /** priority orders waiting requests of a lane inside one sampler, higher first. */
   priority?: number | null;
@@ -2156,11 +2170,13 @@ export interface StageSpec {
   prune?: Prune | null;
   /** model is the lane that serves the prompt. Default: the only lane there is. */
   model?: string | null;
+  /** tenant has the samples made with the weights of one of those who have weights of their own on the lane. Default: main, the lane's own. */
+  tenant?: string | null;
   /** base_digest names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another one is refused. Of a server that draws the samples it is its kind, "served by vllm". Default: any. */
   base_digest?: string | null;
   /** min_policy_version holds the prompt until a sampler of the lane serves these weights, or newer ones. */
   min_policy_version?: Integer | null;
-  /** policy_version has the samples made with these weights of the lane, whatever is served by then, so that versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come. Default: the newest. */
+  /** policy_version has the samples made with these weights of the tenant, whatever is served by then, so that versions can be compared with the same prompts and noise. The prompt waits for a version that is still to come. Default: the newest. */
   policy_version?: Integer | null;
   /** priority orders waiting requests of a lane inside one sampler, higher first. */
   priority?: number | null;
@@ -2368,6 +2384,18 @@ export interface TeacherRequest {
   top_k?: number | null;
   /** substeps asks for the velocities of an image, too: in each step the mean one of so many steps of the sample's solver, evenly spaced in sigma; with 1 the one at the state before it. Log-probs are then by these velocities. */
   substeps?: number | null;
+}
+
+/** TenantServing says which version of a tenant's weights a sampler begins samples with, as the same fields of Presence do for main. */
+export interface TenantServing {
+  /** owner of the weights; main is the one that every lane has */
+  tenant: string;
+  /** how often the weights had been updated */
+  policy_version: Integer;
+  /** SHA-256 that names the weights and all else that decides what the model makes */
+  weights_digest: string;
+  /** loading is the version that it is about to take over. */
+  loading?: Integer | null;
 }
 
 /** Tensor is a dense row-major little-endian array. Exactly one of Data, Ref and Parts carries the elements. */
@@ -2608,6 +2636,8 @@ export interface Trajectory {
   group_size: number;
   /** what serves the sample: a model family and size class */
   lane: string;
+  /** tenant is the one whose weights of the lane make the sample. Default: main. */
+  tenant?: string | null;
   /** stop_reason is completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the prompt's rule or by a control. steps lists the steps taken before that. */
   stop_reason: "completed" | "failed" | "pruned";
   /** error says why there are no media, unless completed. */
@@ -2764,7 +2794,7 @@ export interface Update {
   run: string;
   /** what serves the sample: a model family and size class */
   lane: string;
-  /** owner of the weights; main where the lane has one set of them */
+  /** owner of the weights; main is the one that every lane has */
   tenant: string;
   /** trainer names the one that made the update, where several learn from the run. */
   trainer: string;
@@ -3016,10 +3046,10 @@ export const structs: Record<string, Record<string, string>> = {
   Evaluation: {"at":"int","places":"int","samples":"int","took_ns":"int"},
   Group: {"advantage":"AdvantageSpec","batch":"str","batch_epoch":"int?","batch_groups":"int","batch_step":"int?","created":"int","credit":"[CreditShare]?","deadline":"int","free_read_steps":"bool?","group_policy":"GroupPolicy?","metadata":"map?","prompt_seq":"int","refill":"Refill?","reward":"[RewardSpec]","rounds":"int?","rules":"[RuleSpec]?","source_run":"str?","stages":"[GroupStage]?","tree":"Tree?","validation":"bool"},
   GroupPolicy: {"failed":"str?","max_policy_lag":"int?","max_policy_span":"int?","mixed_schedules":"bool?","refill_rounds":"int?","zero_std":"str?"},
-  GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","seed":"int?","stages":"[Request]?","step_bytes":"int?","uid":"str","v":"int"},
-  GroupStage: {"credit":"[CreditShare]?","every":"int","frozen":"bool?","judged_by":"[str]?","kind":"str","lane":"str","name":"str","tree":"Tree?"},
+  GroupRecord: {"base_digest":"str?","cancelled":"bool?","error":"str?","group":"Group","group_size":"int","lane":"str","negative_prompt":"str","noise_seed":"int","prompt":"str","prompt_digest":"str","run":"str","sample_seed":"int","schedule_digest":"str","seed":"int?","stages":"[Request]?","step_bytes":"int?","tenant":"str?","uid":"str","v":"int"},
+  GroupStage: {"credit":"[CreditShare]?","every":"int","frozen":"bool?","judged_by":"[str]?","kind":"str","lane":"str","name":"str","tenant":"str?","tree":"Tree?"},
   Header: {"name":"str","value":"str"},
-  Identity: {"group_size":"int","lane":"str","run":"str","sample_index":"int","stage":"str","uid":"str"},
+  Identity: {"group_size":"int","lane":"str","run":"str","sample_index":"int","stage":"str","tenant":"str?","uid":"str"},
   ImageSettings: {"arguments":"map?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","negative_prompt":"str?","num_inference_steps":"int?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   IndexedTensor: {"index":"int","tensor":"Tensor"},
   InteractReply: {"content":"str?","error":"str?","metadata":"map?","retry":"bool?","score":"number?","terminate":"bool?","v":"int"},
@@ -3043,9 +3073,9 @@ export const structs: Record<string, Record<string, string>> = {
   PolicyAdapter: {"config":"bytes","file":"Ref","scale":"number","source":"str?"},
   Prediction: {"digest":"str","tensor":"Tensor?"},
   Preference: {"a":"int","b":"int","p":"number"},
-  Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","v":"int","waiting":"str?","weights_digest":"str?"},
+  Presence: {"at":"int","backend":"str?","controls":"int?","draining":"bool?","evaluation":"Evaluation?","instance":"str","lane":"str?","loading":"int?","making":"[Making]?","missing":"[MissingReward]?","policy_version":"int?","reward":"[str]?","room":"Room?","service":"str","tenants":"[TenantServing]?","v":"int","waiting":"str?","weights_digest":"str?"},
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
-  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","rules":"[RuleSpec]?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
+  Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","rules":"[RuleSpec]?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","tenant":"str?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
   Prune: {"log_prob_above":"number?","log_prob_below":"number?","step_index":"int"},
   RatedMember: {"detail":"str?","error":"str?","sample_index":"int","stage":"str?","trajectory_seq":"int","value":"number?"},
@@ -3055,7 +3085,7 @@ export const structs: Record<string, Record<string, string>> = {
   Refill: {"root":"str","round":"int"},
   ReflexFlow: {"alpha":"number?","beta1":"number?","beta2":"number?","keep":"str?","mode":"str?"},
   ReflexTerms: {"adr_loss":"number","exposure_l1":"number","fc_loss":"number","weight_max":"number","weight_min":"number"},
-  Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","policy_version":"int?","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
+  Request: {"arguments":"map?","base_digest":"str?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","checkpoint_step_indices":"[int]?","conditions":"[Condition]?","debug":"[str]","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latents_dtype":"str","log_prob_kind":"str","min_policy_version":"int","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","policy_version":"int?","priority":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","return_conditioning":"bool?","return_step_indices":"[int]","run":"str","sample_index":"int","sample_seed":"int","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","tenant":"str?","text":"TextRequest?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str","v":"int","width":"int"},
   Reward: {"error":"str?","group":"Group","group_size":"int","policy_version_max":"int","policy_version_min":"int","reward":"number?","run":"str","sample_finished":"int?","sample_index":"int","sample_started":"int?","schedule_digest":"str","scored":"int","scores":"[Score]","stages":"[StageScored]?","status":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int","uid":"str","v":"int"},
   RewardSpec: {"ground_truth":"any??","group_min":"int?","name":"str","params":"map?","required":"bool?","stage":"str?","track":"str?","weight":"number?"},
   Roll: {"base":"int","offset":"int","reason":"str?","source":"int","timestep":"number"},
@@ -3064,7 +3094,7 @@ export const structs: Record<string, Record<string, string>> = {
   RolledStep: {"a":"number","a_next":"number","base":"int","compat":"str","from":"int","order":"int","sampler":"str","source":"int","to":"int","u":"number","u_next":"number"},
   Rollout: {"checkpoint_every":"int?","debug":"[str]","latents_dtype":"str?","log_prob_kind":"str?","noise_level":"number?","return_conditioning":"bool?","return_step_indices":"[int]","sde_step_indices":"[int]","sde_type":"str?","sde_window":"SDEWindow?","solver":"str?"},
   Room: {"disk":"bool?","enough":"int?","held":"int","need":"int?","since":"int?","turn":"int?","waiting":"int?","wants":"int?"},
-  Routing: {"base_digest":"str?","min_policy_version":"int?","model":"str?","policy_version":"int?","priority":"int?"},
+  Routing: {"base_digest":"str?","min_policy_version":"int?","model":"str?","policy_version":"int?","priority":"int?","tenant":"str?"},
   RuleSpec: {"action":"str?","limit":"number?","name":"str"},
   RunStatus: {"by":"str?","cancelled":"int","closed":"int","failed":"int?","groups":"int","lost":"int?","open_batches":"int","outcomes":"[OutcomeCount]?","parked":"int","reason":"str?","refused":"int?","rewards":"int","since":"int?","state":"str","trajectories":"int","waiting":"int","waits_for":"str?"},
   SDEWindow: {"iteration":"int?","iters_per_group":"int?","range":"[int]","seed":"int?","size":"int","strategy":"str?"},
@@ -3084,7 +3114,7 @@ export const structs: Record<string, Record<string, string>> = {
   SegmentStop: {"decode":"bool?","step_index":"int"},
   StageResult: {"sample_index":"int","stage":"str","trajectory_seq":"int"},
   StageScored: {"content_digest":"str","lane":"str","policy_version_max":"int","policy_version_min":"int","sample_index":"int","schedule_digest":"str","segments":"[int]?","stage":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int"},
-  StageSpec: {"arguments":"map?","base_digest":"str?","cfg_from":"number?","cfg_until":"number?","children":"int?","conditions":"[Condition]?","credit":"[CreditShare]?","frames":"int?","frozen":"bool?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","interaction":"Interaction?","messages":"[Message]?","min_policy_version":"int?","model":"str?","name":"str","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
+  StageSpec: {"arguments":"map?","base_digest":"str?","cfg_from":"number?","cfg_until":"number?","children":"int?","conditions":"[Condition]?","credit":"[CreditShare]?","frames":"int?","frozen":"bool?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","interaction":"Interaction?","messages":"[Message]?","min_policy_version":"int?","model":"str?","name":"str","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str?","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","rollout":"Rollout","scheduled_sampling":"ScheduledSampling?","sigmas":"[number]","start":"Start?","stop":"Stop?","tenant":"str?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int?"},
   Start: {"branch":"Branch?","data":"Data?","latents":"Tensor?","sigma":"number?","step_index":"int?"},
   Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},
   StepRef: {"attempt":"str?","digest":"str","seq":"int"},
@@ -3094,6 +3124,7 @@ export const structs: Record<string, Record<string, string>> = {
   Substitute: {"ground_truth":"any??","metadata":"map?","negative_prompt":"str?","prompt":"str"},
   TeacherReply: {"backend":"str","code":"str?","entropies":"Tensor?","error":"str?","log_prob_kind":"str?","log_probs":"Tensor?","log_sum_exps":"Tensor?","model":"str","processed_log_probs":"Tensor?","retry":"bool?","step_indices":"[int]?","step_log_probs":"[number]?","steps_left_out":"[int]?","top_ids":"Tensor?","top_logits":"Tensor?","v":"int","velocities":"Tensor?","weights_digest":"str"},
   TeacherRequest: {"name":"str","run":"str","sample_index":"int","stage":"str","substeps":"int?","top_k":"int?","uid":"str","v":"int"},
+  TenantServing: {"loading":"int?","policy_version":"int","tenant":"str","weights_digest":"str"},
   Tensor: {"data":"bytes?","dtype":"str","parts":"Parts?","ref":"Ref?","shape":"[int]"},
   Text: {"chat_template_kwargs":"map?","interaction":"Interaction?","logits":"Logits?","max_new_tokens":"int?","min_p":"number?","stop":"[str]?","stop_token_ids":"[int]?","temperature":"number?","tokens_per_event":"int?","top_k":"int?","top_p":"number?"},
   TextPolicy: {"dated":"bool?","engine":"Engine?","max_new_tokens":"int","max_tokens":"int","min_p":"number","temperature":"number","top_k":"int","top_p":"number","vocabulary":"int"},
@@ -3103,7 +3134,7 @@ export const structs: Record<string, Record<string, string>> = {
   Tokens: {"attempt":"str","backend":"str","device_ns":"int","engine":"str?","entropies":"[number]","finish_reason":"str?","generated":"bool","ids":"[int]","log_probs":"[number]","log_sum_exps":"[number]","logits":"TokenLogits?","logits_kind":"str","min_p":"number","n":"int","policy_version":"int","position":"int","processed_log_probs":"[number]","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","seal":"str?","stage":"str","temperature":"number","top_k":"int","top_log_probs":"[number]","top_p":"number","turn":"int","turn_position":"int","uid":"str","v":"int","vocabulary":"int","weights_digest":"str"},
   Track: {"elements":"int","name":"str","shape":"[int]"},
   Trained: {"policy_version_max":"int","policy_version_min":"int","schedule_digest":"str","tokens":"int?","trained_steps":"int"},
-  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","media":"[Medium]?","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","weights_digest":"str","width":"int"},
+  Trajectory: {"arguments":"map?","attempt":"str","backend":"str","boundary_ratio":"number?","cfg_from":"number?","cfg_rule":"str","cfg_scales":"[number]?","cfg_until":"number?","conditioning":"[NamedTensor]","conditions":"[Condition]?","content_digest":"str","drawn":"Drawn?","error":"str?","frames":"int?","group":"Group","group_size":"int","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","lane":"str","latent_step_indices":"[int]","latents_dtype":"str","latents_shape":"[int]","log_prob_kind":"str","log_probs":"[number?]","media":"[Medium]?","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","policy_version_max":"int","policy_version_min":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","rolled":"Rolled?","run":"str","sample_index":"int","sample_seed":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","stage":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","steps":"[StepRef]","stop":"SegmentStop?","stop_reason":"str","tenant":"str?","text":"TextResult?","timesteps":"[number]","timings":"SampleTimings","tracks":"[Track]?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","truncated_tokens":"int?","uid":"str","v":"int","weights_digest":"str","width":"int"},
   Tree: {"branches":"[BranchPoint]","leaf":"int?"},
   Turn: {"begin":"int","end":"int","finish_reason":"str?","generated":"bool","matched":"str?","metadata":"map?","reply":"str?","score":"number?","text":"str?"},
   Update: {"at":"int","average_digest":"str?","batch_digest":"str?","batches":"[str]","clip_share":"number?","code":"str?","evaluation":"[Metric]?","grad_norm":"number?","groups":"int?","kl":"number?","lane":"str","loss":"number?","lr":"number?","policy_version":"int","ratio":"number?","ratio_max":"number?","run":"str","samples":"int?","settings":"str?","staleness":"int?","state":"Ref?","step":"int","tenant":"str","trainer":"str","v":"int","weights_before":"str?","weights_digest":"str"},

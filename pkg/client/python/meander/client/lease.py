@@ -19,7 +19,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from . import versions
 from .cursor import Taken, entry_subject
-from ..data.events import TENANT, Event
+from ..data.events import TENANT, Event, name_of
 from .tasks import PATIENCE, retry_while_away
 
 if TYPE_CHECKING:
@@ -35,10 +35,11 @@ class Held(ValueError):
     """Another trainer holds the lane."""
 
 
-async def holder(client: Client, lane: str) -> tuple[dict[str, Any] | None, int]:
-    """Who has the lease of a lane: holder, since and mark; None: no trainer has it. And the revision of that entry."""
+async def holder(client: Client, lane: str, tenant: str = TENANT) -> tuple[dict[str, Any] | None, int]:
+    """Who has the lease of a tenant of a lane: holder, since and mark; None: no trainer has it. And the revision of
+    that entry."""
     try:
-        m = await client.js.get_last_msg(f"KV_{_BUCKET}", f"$KV.{_BUCKET}.{lane}.{TENANT}")
+        m = await client.js.get_last_msg(f"KV_{_BUCKET}", f"$KV.{_BUCKET}.{lane}.{tenant}")
     except NotFoundError:
         return None, 0
     if not m.data:  # the mark of one that was given back
@@ -50,15 +51,16 @@ async def holder(client: Client, lane: str) -> tuple[dict[str, Any] | None, int]
         return {"holder": "somebody unknown", "since": time.time(), "mark": ""}, m.seq or 0
 
 
-async def check_free(client: Client, lane: str) -> None:
-    """Held: a trainer has the lane to itself."""
-    has, _ = await holder(client, lane)
+async def check_free(client: Client, lane: str, tenant: str = TENANT) -> None:
+    """Held: a trainer has the lane, or the tenant of it, to itself."""
+    has, _ = await holder(client, lane, tenant)
     if has:
         seconds = time.time() - has["since"]
         since = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         raise Held(
             f"lane {lane}: {has['holder']} trains it, for {since}; wait until it has ended "
-            f"({await _expiry(client):g} s after it was killed), train another lane, or follow its run"
+            f"({await _expiry(client):g} s after it was killed), train another lane, be another tenant of it, or "
+            "follow its run"
         )
 
 
@@ -69,10 +71,11 @@ async def _expiry(client: Client) -> float:
 
 class Lease:
     """The lease of a lane that samplers serve. holder says who has it; a process with the same holder may take it
-    over. What is pushed with it (policy.push_policy and the others) is refused once another process has taken it."""
+    over. What is pushed with it (policy.push_policy and the others) is refused once another process has taken it. It is
+    that of a tenant, main where none is given: each tenant's weights on the lane are trained on their own."""
 
-    def __init__(self, client: Client, lane: str, holder: str):
-        self.client, self.lane, self.holder = client, lane, holder
+    def __init__(self, client: Client, lane: str, holder: str, tenant: str = ""):
+        self.client, self.lane, self.holder, self.tenant = client, lane, holder, name_of("tenant", tenant or TENANT)
         self.mark = secrets.token_hex(8)
         self.since = time.time()
         self.epoch = 0
@@ -81,10 +84,11 @@ class Lease:
     async def take(self) -> None:
         """Takes the lease, also from a process that holds it under the same name, as one that died may. Held: another
         holder has it. NoPolicy: no sampler serves the lane."""
+        await versions.begin(self.client, self.lane, self.tenant)
         while True:
-            has, revision = await holder(self.client, self.lane)
+            has, revision = await holder(self.client, self.lane, self.tenant)
             if has and has["holder"] != self.holder:
-                await check_free(self.client, self.lane)
+                await check_free(self.client, self.lane, self.tenant)
             elif await self._put(revision):
                 break
         self.epoch = await self._raise_epoch()
@@ -95,7 +99,7 @@ class Lease:
             body = json.dumps({"holder": self.holder, "since": int(self.since), "mark": self.mark}).encode()
         headers = {"Nats-Expected-Last-Subject-Sequence": str(revision)} | ({} if body else {"KV-Operation": "DEL"})
         try:
-            subject = entry_subject(self.client.nc, _BUCKET, f"{self.lane}.{TENANT}")
+            subject = entry_subject(self.client.nc, _BUCKET, f"{self.lane}.{self.tenant}")
             await self.client.js.publish(subject, body, headers=headers)
         except APIError as err:
             if err.err_code == versions.BEHIND:
@@ -107,7 +111,7 @@ class Lease:
         """Announces the lane's version again, with the next epoch, which it returns: a push that began before this,
         by whomever, comes too late."""
         while True:
-            now, _ = await versions.last(self.client, self.lane)
+            now, _ = await versions.last(self.client, self.lane, self.tenant)
             if await versions.store(self.client, now | {"epoch": now.get("epoch", 0) + 1}, now):
                 return int(now.get("epoch", 0)) + 1
 
@@ -119,7 +123,7 @@ class Lease:
 
     async def follow(self, now: Event) -> int:
         """The epoch under which a push follows the lane's newest version. Taken: another process has the lease now."""
-        self._see((await holder(self.client, self.lane))[0], now)
+        self._see((await holder(self.client, self.lane, self.tenant))[0], now)
         self.check()
         return self.epoch
 
@@ -137,8 +141,8 @@ class Lease:
             expiry = _EXPIRY
             with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError, APIError):
                 expiry = await _expiry(self.client)
-                has, revision = await holder(self.client, self.lane)
-                self._see(has, (await versions.last(self.client, self.lane))[0])
+                has, revision = await holder(self.client, self.lane, self.tenant)
+                self._see(has, (await versions.last(self.client, self.lane, self.tenant))[0])
                 if not self.lost:
                     await self._put(revision)  # or somebody was first, which is seen next time
                 else:
@@ -158,6 +162,6 @@ class Lease:
             with contextlib.suppress(asyncio.CancelledError):
                 await renewing
             with contextlib.suppress(nats.errors.Error, asyncio.TimeoutError, APIError):
-                has, revision = await holder(self.client, self.lane)
+                has, revision = await holder(self.client, self.lane, self.tenant)
                 if has and has["mark"] == self.mark:
                     await self._put(revision, b"")

@@ -49,20 +49,20 @@ class PolicyRefused(ValueError):
     """An adapter that no sampler could use; nothing is stored of it."""
 
 
-async def policy(client: Client, lane: str = "") -> Event:
+async def policy(client: Client, lane: str = "", tenant: str = "") -> Event:
     """What a lane serves now (policy/1): its newest version that its samplers have not refused. Without a name, that of
-    the only lane that there is, or that samplers serve now.
+    the only lane that there is, or that samplers serve now. tenant: whose weights of the lane; empty: main's.
 
-    NoPolicy: no sampler has announced a model, or none on that lane. ValueError: the name is no token, or none is given
-    and several lanes are served.
+    NoPolicy: no sampler has announced a model, or none on that lane, or the tenant has none there. ValueError:
+    a name is no token, or no lane is given and several are served.
     """
-    newest = await _newest(client, lane)
+    newest = await _newest(client, lane, tenant)
     if _bare(newest):
         return newest
-    refused = await _refusals(client, newest["lane"])
+    refused = await _refusals(client, newest)
     if newest["policy_version"] not in refused:
         return newest
-    for p in reversed(await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{newest['lane']}.{TENANT}")):
+    for p in reversed(await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{versions.key_of(newest)}")):
         if p["policy_version"] not in refused or _bare(p) and p.get("base_digest") == newest.get("base_digest"):
             return p
     return newest
@@ -73,11 +73,12 @@ def _bare(p: Event) -> bool:
     return not p.get("adapter") and not p.get("weights")
 
 
-async def _newest(client: Client, lane: str) -> Event:
-    """The policy that was pushed last to a lane, whether samplers have taken it over, refused it, or not answered."""
+async def _newest(client: Client, lane: str, tenant: str = "") -> Event:
+    """The policy that was pushed last to a tenant of a lane, whether samplers have taken it over, refused it, or not
+    answered."""
     if not lane:
         try:
-            lanes = [key.partition(".")[0] for key in await keys(client.js, "mdr-policy")]
+            lanes = sorted({key.partition(".")[0] for key in await keys(client.js, "mdr-policy")})
         except NotFoundError:  # no service has been up
             lanes = []
         if not lanes:
@@ -90,14 +91,14 @@ async def _newest(client: Client, lane: str) -> Event:
                 )
             lanes = list(served)
         lane = lanes[0]
-    return (await versions.last(client, name_of("lane", lane)))[0]
+    return (await versions.last(client, name_of("lane", lane), name_of("tenant", tenant or TENANT)))[0]
 
 
 async def push_policy(
     client: Client, adapter: str | Path | Mapping[str, Any] | None, lane: str = "", *,
     config: Mapping[str, Any] | str | None = None, scale: float = 1.0, rule: str = "finish",
     version: int | None = None, base: str = "", by: str = "python", note: str = "",
-    lease: leases.Lease | None = None,
+    lease: leases.Lease | None = None, tenant: str = "",
 ) -> Event:
     """Has a lane serve its checkpoint plus a LoRA from now on, and returns the policy (policy/1).
 
@@ -110,6 +111,8 @@ async def push_policy(
     base: the digest of the checkpoint that it was trained on, to be compared; empty: any.
     by, note: for people.
     lease: the trainer's, which has the lane to itself.
+    tenant: who has versions of their own on the lane, as each of several trainers has; empty: that of the lease, or
+    main. The first push of one begins with its version 0, the checkpoint.
 
     Weights that the lane has already are not pushed again: the newest policy is returned, unless samplers refused it.
     An adapter as it begins, which adds nothing yet, is the checkpoint where that is served; later it is refused.
@@ -133,7 +136,7 @@ async def push_policy(
         if not math.isfinite(scale) or abs(scale) > 1000:
             raise PolicyRefused(f"scale: {scale}; must be a number of at most 1000")
         if _is_fresh(file):
-            if _bare(await policy(client, now["lane"])):
+            if _bare(await policy(client, now["lane"], now["tenant"])):
                 return {"weights_digest": now.get("base_digest", "")}
             raise PolicyRefused(
                 "adapter: changes nothing: lora_B is 0 everywhere; for the checkpoint alone push None"
@@ -142,14 +145,14 @@ async def push_policy(
         ref = await put_blob(client, file)
         return {"weights_digest": digest, "adapter": {"file": ref, "config": settings, "scale": float(scale)}}
 
-    return await _follow(client, lane, following, rule, version, by, note, lease)
+    return await _follow(client, lane, following, rule, version, by, note, lease, tenant)
 
 
 async def push_weights(
     client: Client, files: str | Path | Sequence[str | Path] | Mapping[str, Any] | Iterable[tuple[str, Any]],
     lane: str = "", *,
     rule: str = "finish", version: int | None = None, base: str = "", by: str = "python", note: str = "",
-    weights_dir: str | Path | None = None, lease: leases.Lease | None = None, patience: float = 0,
+    weights_dir: str | Path | None = None, lease: leases.Lease | None = None, patience: float = 0, tenant: str = "",
 ) -> Event:
     """push_policy of a whole network in place of the checkpoint's: the transformer, or the language model.
 
@@ -180,7 +183,7 @@ async def push_weights(
             "weights_digest": hashlib.sha256(f"{now['base_digest']}\n{lines}".encode()).hexdigest(), "weights": refs
         }
 
-    follow = partial(_follow, client, lane, following, rule, version, by, note, lease)
+    follow = partial(_follow, client, lane, following, rule, version, by, note, lease, tenant)
     return await retry_while_away(follow, patience)
 
 
@@ -358,22 +361,21 @@ def _onto(now: Event, base: str) -> None:
 
 async def rollback_policy(
     client: Client, version: int, lane: str = "", *, rule: str = "finish", by: str = "python", note: str = "",
-    lease: leases.Lease | None = None,
+    lease: leases.Lease | None = None, tenant: str = "",
 ) -> Event:
     """Has a lane serve the weights of an earlier version again, as its next version, and returns the policy (policy/1).
-    rule, by, note and lease are those of push_policy.
+    rule, by, note, lease and tenant are those of push_policy.
 
     PolicyRefused: the lane's history has no such version, or every sampler refused it, or its weights are no longer
     stored, or it is of another checkpoint. NoPolicy, ValueError: as policy.
     """
 
     async def following(now: Event) -> Event:
-        then = next(
-            (p for p in reversed(await policy_history(client, now["lane"])) if p["policy_version"] == version), None
-        )
+        history = await policy_history(client, now["lane"], now["tenant"])
+        then = next((p for p in reversed(history) if p["policy_version"] == version), None)
         if then is None:
             raise PolicyRefused(f"version: {version}; the history of lane {now['lane']!r} has none of that number")
-        if not _bare(then) and (why := (await _refusals(client, now["lane"])).get(version)):
+        if not _bare(then) and (why := (await _refusals(client, now)).get(version)):
             raise PolicyRefused(
                 f"version: {version}; was refused by the samplers ({why}); must be one that was taken over")
         if then.get("base_digest") != now.get("base_digest"):
@@ -391,22 +393,24 @@ async def rollback_policy(
             "weights_digest": then["weights_digest"], "rollback": version
         } | {k: then[k] for k in ("adapter", "weights") if then.get(k)}
 
-    return await _follow(client, lane, following, rule, None, by, note, lease)
+    return await _follow(client, lane, following, rule, None, by, note, lease, tenant)
 
 
-async def _refusals(client: Client, lane: str) -> dict[int, str]:
-    """The versions that samplers have refused and none has taken over, each with the last reason."""
-    answers = await _stored(client, "MDR_APPLIED", f"{PREFIX}applied.{lane}.{TENANT}.*")
+async def _refusals(client: Client, of: Event) -> dict[int, str]:
+    """The versions of a policy's tenant that samplers have refused and none has taken over, each with the last
+    reason."""
+    answers = await _stored(client, "MDR_APPLIED", f"{PREFIX}applied.{versions.key_of(of)}.*")
     applied = {a["policy_version"] for a in answers if a["state"] == "applied"}
     return {a["policy_version"]: a.get("error", "") for a in answers if a["policy_version"] not in applied}
 
 
-async def policy_history(client: Client, lane: str = "") -> list[Event]:
-    """All versions that a lane has had (policy/1), the oldest first, also those that its samplers refused.
+async def policy_history(client: Client, lane: str = "", tenant: str = "") -> list[Event]:
+    """All versions that a tenant of a lane has had (policy/1), the oldest first, also those that its samplers refused.
 
     NoPolicy, ValueError: as policy.
     """
-    stored = await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{(await _newest(client, lane))['lane']}.{TENANT}")
+    of = versions.key_of(await _newest(client, lane, tenant))
+    stored = await _stored(client, "MDR_POLICIES", f"{PREFIX}policy.{of}")
     # one that was announced again, by a trainer that took the lane or a sampler that starts, has its last form
     return [
         p for p, then in zip(stored, [*stored[1:], {}])
@@ -429,22 +433,27 @@ async def _stored(client: Client, stream: str, subject: str) -> list[Event]:
 
 async def _follow(
     client: Client, lane: str, following: Callable[[Event], Awaitable[Event]], rule: str, version: int | None, by: str,
-    note: str, lease: leases.Lease | None,
+    note: str, lease: leases.Lease | None, tenant: str,
 ) -> Event:
     """Stores what follows a lane's current policy, again if another client was first. following gives the weights:
     their digest, adapter, rollback."""
     if rule not in RULES:
         raise PolicyRefused(f"rule: {rule!r}; must be one of {', '.join(RULES)}")
+    tenant = name_of("tenant", tenant or (lease.tenant if lease else TENANT))
+    if lease and tenant != lease.tenant:
+        raise PolicyRefused(f"tenant: {tenant!r}; must be that of the lease, {lease.tenant!r}")
+    if tenant != TENANT:
+        await versions.begin(client, (await _newest(client, lane))["lane"], tenant)
     while True:
-        now = await _newest(client, lane)
+        now = await _newest(client, lane, tenant)
         # Asked after the version: a trainer that takes the lane later announces it again, and store sees that.
         epoch = await lease.follow(now) if lease else now.get("epoch", 0)
         if lease is None:
-            await leases.check_free(client, now["lane"])
+            await leases.check_free(client, now["lane"], tenant)
         weights = await following(now)
         if weights["weights_digest"] == now["weights_digest"]:
-            if _bare(now) or now["policy_version"] not in await _refusals(client, now["lane"]):
-                await versions.update_bucket(client, now["lane"])  # who pushed it may have died before that
+            if _bare(now) or now["policy_version"] not in await _refusals(client, now):
+                await versions.update_bucket(client, versions.key_of(now))  # who pushed it may have died before that
                 return now
         number = now["policy_version"] + 1 if version is None else version
         if number <= now["policy_version"]:
@@ -490,6 +499,10 @@ async def _answered(client: Client, pushed: Event, timeout: float) -> list[Event
         for p in await retry_while_away(client.samplers, end - time.monotonic()):
             if p.get("lane") != pushed["lane"]:
                 continue
+            if pushed["tenant"] != TENANT:  # what it serves of this one
+                own = next((t for t in p.get("tenants") or () if t["tenant"] == pushed["tenant"]), None)
+                p["policy_version"] = own and own["policy_version"]
+                p["weights_digest"], p["loading"] = own["weights_digest"] if own else "", own and own.get("loading")
             try:
                 left = max(0.1, end - time.monotonic())
                 ask = retry_while_away(partial(_answer, client, pushed, p["instance"]), left)
@@ -509,7 +522,7 @@ async def _answered(client: Client, pushed: Event, timeout: float) -> list[Event
 async def _answer(client: Client, pushed: Event, name: str) -> Event | None:
     """What a sampler said last, where that is about the policy."""
     try:
-        m = await client.js.get_last_msg("MDR_APPLIED", f"{PREFIX}applied.{pushed['lane']}.{TENANT}.{name}")
+        m = await client.js.get_last_msg("MDR_APPLIED", f"{PREFIX}applied.{versions.key_of(pushed)}.{name}")
     except NotFoundError:
         return None
     answer = decode(m.data or b"")

@@ -31,15 +31,16 @@ class Updates:
     """JetStream of the connection."""
 
     async def update(
-        self, /, run: str, lane: str, step: int, *, trainer: str = "main", batches: Sequence[str] = (),
-        batch_digest: str = "", policy_version: int = 0, weights_digest: str = "",
+        self, /, run: str, lane: str, step: int, *, trainer: str = "main", tenant: str = TENANT,
+        batches: Sequence[str] = (), batch_digest: str = "", policy_version: int = 0, weights_digest: str = "",
         evaluation: Mapping[str, float] | None = None, ledger: Mapping[str, Any] | None = None,
         **numbers: Unpack[UpdateNumbers],
     ) -> bool:
         """Tells an update of a lane's weights (update/1) to those who look on, and returns whether it is new: the first
         of a trainer's step counts, so a trainer that restarts tells its updates again without harm.
 
-        step counts the trainer's updates from 1. trainer is a name where several learn from one run. numbers are those
+        step counts the trainer's updates from 1. trainer is a name where several learn from one run, tenant
+        whose weights of the lane they are. numbers are those
         that there are, listed below; None and what is not finite are left out. ledger has, by their names in the
         contract, what `meander prove` walks back by: weights_before, average_digest, state, settings, code.
         batch_digest is Batch.digest().
@@ -49,7 +50,7 @@ class Updates:
         if unknown := sorted(numbers.keys() - NUMBERS):
             raise ValueError(f"{unknown[0]}: not a number of an update; it has {', '.join(sorted(NUMBERS))}")
         event: Event = {
-            "v": 1, "run": name_of("run", run), "lane": name_of("lane", lane), "tenant": TENANT,
+            "v": 1, "run": name_of("run", run), "lane": name_of("lane", lane), "tenant": name_of("tenant", tenant),
             "trainer": name_of("trainer", trainer), "step": int(step), "batches": list(batches),
             "policy_version": int(policy_version), "weights_digest": weights_digest, "at": time.time_ns(),
             **{k: _number(k, v) for k, v in _known(numbers)},
@@ -62,7 +63,7 @@ class Updates:
         if evaluation:
             known = {k: float(v) for k, v in sorted(evaluation.items()) if math.isfinite(v)}
             event["evaluation"] = [{"name": k, "value": v} for k, v in known.items()]
-        subject = f"{PREFIX}update.{run}.{lane}.{TENANT}.{trainer}.{step}"
+        subject = f"{PREFIX}update.{run}.{lane}.{tenant}.{trainer}.{step}"
         try:
             await self.js.publish(
                 subject, msgpack.packb(event),

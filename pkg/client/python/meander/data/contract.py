@@ -272,7 +272,7 @@ class Applied(TypedDict):
 
     v: schema version of the event's type (integer).
     lane: what serves the sample: a model family and size class (token).
-    tenant: owner of the weights; main where the lane has one set of them (token).
+    tenant: owner of the weights; main is the one that every lane has (token).
     instance: the sampler, as it is named in its Presence (token).
     policy_version: the version that was to be taken over (integer ≥ 0).
     state: applied: samples that begin from now on are made with it; or refused: error says why, and the
@@ -293,7 +293,7 @@ class Applied(TypedDict):
     lane: str
     """what serves the sample: a model family and size class (token)."""
     tenant: str
-    """owner of the weights; main where the lane has one set of them (token)."""
+    """owner of the weights; main is the one that every lane has (token)."""
     instance: str
     """the sampler, as it is named in its Presence (token)."""
     policy_version: int
@@ -1030,6 +1030,7 @@ class GroupRecord(TypedDict):
     negative_prompt: text of the negative prompt; used when true_cfg_scale is above 1 (text, 0 to 16384
         bytes).
     lane: what serves the sample: a model family and size class (token).
+    tenant: the one whose weights of the lane make the samples (token). Default: main.
     base_digest: names the checkpoint of the lane that all samples of the group are made with; empty: it is
         not known (text, 0 to 256 bytes).
     sample_seed: seed of the sample's noise, an unsigned 64-bit number (integer).
@@ -1066,6 +1067,8 @@ class GroupRecord(TypedDict):
     """text of the negative prompt; used when true_cfg_scale is above 1 (text, 0 to 16384 bytes)."""
     lane: str
     """what serves the sample: a model family and size class (token)."""
+    tenant: NotRequired[str | None]
+    """the one whose weights of the lane make the samples (token). Default: main."""
     base_digest: NotRequired[str | None]
     """names the checkpoint of the lane that all samples of the group are made with; empty: it is not known (text, 0
     to 256 bytes)."""
@@ -1093,6 +1096,7 @@ class GroupStage(TypedDict):
     name: the stage's (token).
     kind: text, image, or interaction (text, image, interaction).
     lane: makes the stage; of an interaction it is the interaction's name (token).
+    tenant: the one whose weights of the lane make it (token). Default: main.
     every: how many samples of the group each sample of the stage leads to: those of the stage have the
         indices 0, every, 2 every and so on (integer 1 to 1024).
     tree: has the samples of the stage that one sample of the stage before leads to as its leaves (map).
@@ -1110,6 +1114,8 @@ class GroupStage(TypedDict):
     """text, image, or interaction (text, image, interaction)."""
     lane: str
     """makes the stage; of an interaction it is the interaction's name (token)."""
+    tenant: NotRequired[str | None]
+    """the one whose weights of the lane make it (token). Default: main."""
     every: int
     """how many samples of the group each sample of the stage leads to: those of the stage have the indices 0,
     every, 2 every and so on (integer 1 to 1024)."""
@@ -1148,6 +1154,7 @@ class Identity(TypedDict):
     stage: of the sample: what one lane makes of it; main where the prompt names none (token).
     group_size: number of samples of the group (integer 1 to 1024).
     lane: what serves the sample: a model family and size class (token).
+    tenant: the one whose weights of the lane make the sample (token). Default: main.
     """
 
     run: str
@@ -1162,6 +1169,8 @@ class Identity(TypedDict):
     """number of samples of the group (integer 1 to 1024)."""
     lane: str
     """what serves the sample: a model family and size class (token)."""
+    tenant: NotRequired[str | None]
+    """the one whose weights of the lane make the sample (token). Default: main."""
 
 
 class ImageSettings(TypedDict):
@@ -1820,7 +1829,7 @@ class Policy(TypedDict):
 
     v: schema version of the event's type (integer).
     lane: what serves the sample: a model family and size class (token).
-    tenant: the owner of the weights: main. Lanes serve no other tenant yet (token).
+    tenant: the owner of the weights. Each has versions of its own, from 0 on (token).
     model: and family name the network; policy_version counts weight updates (text, 1 to 256 bytes).
     family: model and family name the network; policy_version counts weight updates (text, 0 to 256 bytes).
     policy_version: model and family name the network; policy_version counts weight updates (integer ≥ 0).
@@ -1913,7 +1922,7 @@ class Policy(TypedDict):
     lane: str
     """what serves the sample: a model family and size class (token)."""
     tenant: str
-    """the owner of the weights: main. Lanes serve no other tenant yet (token)."""
+    """the owner of the weights. Each has versions of its own, from 0 on (token)."""
     model: str
     """and family name the network; policy_version counts weight updates (text, 1 to 256 bytes)."""
     family: str
@@ -2107,6 +2116,7 @@ class Presence(TypedDict):
         bytes).
     loading: policy_version is the version of the weights that a sampler begins samples with, weights_digest
         names them; loading is the version that it is about to take over (integer ≥ 0).
+    tenants: those who have weights of their own on the sampler's lane, besides main (list of map).
     waiting: why a starting sampler does not serve its lane yet, or why one that serves it makes no samples
         now (text, 0 to 4096 bytes).
     draining: says that it finishes the work in flight and begins no new work (true or false).
@@ -2145,6 +2155,8 @@ class Presence(TypedDict):
     loading: NotRequired[int | None]
     """policy_version is the version of the weights that a sampler begins samples with, weights_digest names them;
     loading is the version that it is about to take over (integer ≥ 0)."""
+    tenants: NotRequired[list[TenantServing] | None]
+    """those who have weights of their own on the sampler's lane, besides main (list of map)."""
     waiting: NotRequired[str | None]
     """why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now (text, 0
     to 4096 bytes)."""
@@ -2246,14 +2258,16 @@ class Prompt(TypedDict):
         group_size is the number of its leaves (map). Default: samples share no steps.
     prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
     model: the lane that serves the prompt (token). Default: the only lane there is.
+    tenant: has the samples made with the weights of one of those who have weights of their own on the lane
+        (token). Default: main, the lane's own.
     base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
         prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
-    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
-        versions can be compared with the same prompts and noise. The prompt waits for a version that is
-        still to come (integer ≥ 0). Default: the newest.
+    policy_version: has the samples made with these weights of the tenant, whatever is served by then, so
+        that versions can be compared with the same prompts and noise. The prompt waits for a version that
+        is still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     group_size: n, the number of samples of the prompt (integer 1 to 1024). Default: 8.
@@ -2370,6 +2384,9 @@ class Prompt(TypedDict):
     """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
     model: NotRequired[str | None]
     """the lane that serves the prompt (token). Default: the only lane there is."""
+    tenant: NotRequired[str | None]
+    """has the samples made with the weights of one of those who have weights of their own on the lane (token).
+    Default: main, the lane's own."""
     base_digest: NotRequired[str | None]
     """names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another
     one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256 bytes).
@@ -2377,7 +2394,7 @@ class Prompt(TypedDict):
     min_policy_version: NotRequired[int | None]
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
     policy_version: NotRequired[int | None]
-    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    """has the samples made with these weights of the tenant, whatever is served by then, so that versions can be
     compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
     0). Default: the newest."""
     priority: NotRequired[int | None]
@@ -2717,6 +2734,7 @@ class Request(TypedDict):
     stage: of the sample: what one lane makes of it; main where the prompt names none (token).
     group_size: number of samples of the group (integer 1 to 1024).
     lane: what serves the sample: a model family and size class (token).
+    tenant: the one whose weights of the lane make the sample (token). Default: main.
     base_digest: names the checkpoint of the lane when the prompt was accepted: samplers of another one put
         the request back. Empty: any (text, 0 to 256 bytes).
     prompt: text to paint; may be empty (text, 0 to 16384 bytes).
@@ -2797,6 +2815,8 @@ class Request(TypedDict):
     """number of samples of the group (integer 1 to 1024)."""
     lane: str
     """what serves the sample: a model family and size class (token)."""
+    tenant: NotRequired[str | None]
+    """the one whose weights of the lane make the sample (token). Default: main."""
     base_digest: NotRequired[str | None]
     """names the checkpoint of the lane when the prompt was accepted: samplers of another one put the request back.
     Empty: any (text, 0 to 256 bytes)."""
@@ -3275,20 +3295,25 @@ class Routing(TypedDict):
     """Routing says which sampler makes the samples, and when.
 
     model: the lane that serves the prompt (token). Default: the only lane there is.
+    tenant: has the samples made with the weights of one of those who have weights of their own on the lane
+        (token). Default: main, the lane's own.
     base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
         prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
-    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
-        versions can be compared with the same prompts and noise. The prompt waits for a version that is
-        still to come (integer ≥ 0). Default: the newest.
+    policy_version: has the samples made with these weights of the tenant, whatever is served by then, so
+        that versions can be compared with the same prompts and noise. The prompt waits for a version that
+        is still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     """
 
     model: NotRequired[str | None]
     """the lane that serves the prompt (token). Default: the only lane there is."""
+    tenant: NotRequired[str | None]
+    """has the samples made with the weights of one of those who have weights of their own on the lane (token).
+    Default: main, the lane's own."""
     base_digest: NotRequired[str | None]
     """names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another
     one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256 bytes).
@@ -3296,7 +3321,7 @@ class Routing(TypedDict):
     min_policy_version: NotRequired[int | None]
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
     policy_version: NotRequired[int | None]
-    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    """has the samples made with these weights of the tenant, whatever is served by then, so that versions can be
     compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
     0). Default: the newest."""
     priority: NotRequired[int | None]
@@ -4139,14 +4164,16 @@ class StageSpec(TypedDict):
         GroupSize is the number of its leaves (map). Default: samples share no steps.
     prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
     model: the lane that serves the prompt (token). Default: the only lane there is.
+    tenant: has the samples made with the weights of one of those who have weights of their own on the lane
+        (token). Default: main, the lane's own.
     base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
         prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
-    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
-        versions can be compared with the same prompts and noise. The prompt waits for a version that is
-        still to come (integer ≥ 0). Default: the newest.
+    policy_version: has the samples made with these weights of the tenant, whatever is served by then, so
+        that versions can be compared with the same prompts and noise. The prompt waits for a version that
+        is still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and
@@ -4239,6 +4266,9 @@ class StageSpec(TypedDict):
     """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
     model: NotRequired[str | None]
     """the lane that serves the prompt (token). Default: the only lane there is."""
+    tenant: NotRequired[str | None]
+    """has the samples made with the weights of one of those who have weights of their own on the lane (token).
+    Default: main, the lane's own."""
     base_digest: NotRequired[str | None]
     """names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another
     one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256 bytes).
@@ -4246,7 +4276,7 @@ class StageSpec(TypedDict):
     min_policy_version: NotRequired[int | None]
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
     policy_version: NotRequired[int | None]
-    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    """has the samples made with these weights of the tenant, whatever is served by then, so that versions can be
     compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
     0). Default: the newest."""
     priority: NotRequired[int | None]
@@ -4651,6 +4681,27 @@ class TeacherRequest(TypedDict):
     """asks for the velocities of an image, too: in each step the mean one of so many steps of the sample's solver,
     evenly spaced in sigma; with 1 the one at the state before it. Log-probs are then by these velocities
     (integer 0 to 100)."""
+
+
+class TenantServing(TypedDict):
+    """TenantServing says which version of a tenant's weights a sampler begins samples with, as the same fields of
+    Presence do for main.
+
+    tenant: owner of the weights; main is the one that every lane has (token).
+    policy_version: how often the weights had been updated (integer ≥ 0).
+    weights_digest: SHA-256 that names the weights and all else that decides what the model makes (text, 0 to
+        256 bytes).
+    loading: the version that it is about to take over (integer ≥ 0).
+    """
+
+    tenant: str
+    """owner of the weights; main is the one that every lane has (token)."""
+    policy_version: int
+    """how often the weights had been updated (integer ≥ 0)."""
+    weights_digest: str
+    """SHA-256 that names the weights and all else that decides what the model makes (text, 0 to 256 bytes)."""
+    loading: NotRequired[int | None]
+    """the version that it is about to take over (integer ≥ 0)."""
 
 
 class Tensor(TypedDict):
@@ -5063,6 +5114,7 @@ class Trajectory(TypedDict):
     stage: of the sample: what one lane makes of it; main where the prompt names none (token).
     group_size: number of samples of the group (integer 1 to 1024).
     lane: what serves the sample: a model family and size class (token).
+    tenant: the one whose weights of the lane make the sample (token). Default: main.
     stop_reason: completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by
         the prompt's rule or by a control. steps lists the steps taken before that (completed, failed,
         pruned).
@@ -5172,6 +5224,8 @@ class Trajectory(TypedDict):
     """number of samples of the group (integer 1 to 1024)."""
     lane: str
     """what serves the sample: a model family and size class (token)."""
+    tenant: NotRequired[str | None]
+    """the one whose weights of the lane make the sample (token). Default: main."""
     stop_reason: Literal["completed", "failed", "pruned"]
     """completed; failed: the sample cannot be made; or pruned: it was ended at a step boundary, by the prompt's
     rule or by a control. steps lists the steps taken before that (completed, failed, pruned)."""
@@ -5382,7 +5436,7 @@ class Update(TypedDict):
     v: schema version of the event's type (integer).
     run: the one whose samples the trainer learned from (token).
     lane: what serves the sample: a model family and size class (token).
-    tenant: owner of the weights; main where the lane has one set of them (token).
+    tenant: owner of the weights; main is the one that every lane has (token).
     trainer: names the one that made the update, where several learn from the run (token).
     step: the count of the trainer's updates, from 1; 0: it begins with these weights. A trainer that
         restarts and makes an update again has it once: the first counts (integer ≥ 0).
@@ -5427,7 +5481,7 @@ class Update(TypedDict):
     lane: str
     """what serves the sample: a model family and size class (token)."""
     tenant: str
-    """owner of the weights; main where the lane has one set of them (token)."""
+    """owner of the weights; main is the one that every lane has (token)."""
     trainer: str
     """names the one that made the update, where several learn from the run (token)."""
     step: int

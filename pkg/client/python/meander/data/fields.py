@@ -527,20 +527,25 @@ class Routing(TypedDict, total=False):
     """Routing says which sampler makes the samples, and when.
 
     model: the lane that serves the prompt (token). Default: the only lane there is.
+    tenant: has the samples made with the weights of one of those who have weights of their own on the lane
+        (token). Default: main, the lane's own.
     base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
         prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
-    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
-        versions can be compared with the same prompts and noise. The prompt waits for a version that is
-        still to come (integer ≥ 0). Default: the newest.
+    policy_version: has the samples made with these weights of the tenant, whatever is served by then, so
+        that versions can be compared with the same prompts and noise. The prompt waits for a version that
+        is still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     """
 
     model: str
     """the lane that serves the prompt (token). Default: the only lane there is."""
+    tenant: str
+    """has the samples made with the weights of one of those who have weights of their own on the lane (token).
+    Default: main, the lane's own."""
     base_digest: str
     """names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another
     one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256 bytes).
@@ -548,7 +553,7 @@ class Routing(TypedDict, total=False):
     min_policy_version: int
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
     policy_version: int
-    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    """has the samples made with these weights of the tenant, whatever is served by then, so that versions can be
     compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
     0). Default: the newest."""
     priority: int
@@ -733,14 +738,16 @@ class StageSpec(TypedDict, total=False):
         GroupSize is the number of its leaves (map). Default: samples share no steps.
     prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
     model: the lane that serves the prompt (token). Default: the only lane there is.
+    tenant: has the samples made with the weights of one of those who have weights of their own on the lane
+        (token). Default: main, the lane's own.
     base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
         prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
-    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
-        versions can be compared with the same prompts and noise. The prompt waits for a version that is
-        still to come (integer ≥ 0). Default: the newest.
+    policy_version: has the samples made with these weights of the tenant, whatever is served by then, so
+        that versions can be compared with the same prompts and noise. The prompt waits for a version that
+        is still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     interaction: makes the stage in the place of a lane: a judge, a tool or a person, who sees texts and
@@ -833,6 +840,9 @@ class StageSpec(TypedDict, total=False):
     """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
     model: str
     """the lane that serves the prompt (token). Default: the only lane there is."""
+    tenant: str
+    """has the samples made with the weights of one of those who have weights of their own on the lane (token).
+    Default: main, the lane's own."""
     base_digest: str
     """names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another
     one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256 bytes).
@@ -840,7 +850,7 @@ class StageSpec(TypedDict, total=False):
     min_policy_version: int
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
     policy_version: int
-    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    """has the samples made with these weights of the tenant, whatever is served by then, so that versions can be
     compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
     0). Default: the newest."""
     priority: int
@@ -1081,14 +1091,16 @@ class PromptFields(TypedDict, total=False):
         group_size is the number of its leaves (map). Default: samples share no steps.
     prune: ends samples in the middle whose log-probs are out of bounds (map). Default: none is.
     model: the lane that serves the prompt (token). Default: the only lane there is.
+    tenant: has the samples made with the weights of one of those who have weights of their own on the lane
+        (token). Default: main, the lane's own.
     base_digest: names the checkpoint that the lane must serve, with whatever weights were pushed since. A
         prompt for another one is refused. Of a server that draws the samples it is its kind, "served by
         vllm" (text, 0 to 256 bytes). Default: any.
     min_policy_version: holds the prompt until a sampler of the lane serves these weights, or newer ones
         (integer ≥ 0). Default: 0.
-    policy_version: has the samples made with these weights of the lane, whatever is served by then, so that
-        versions can be compared with the same prompts and noise. The prompt waits for a version that is
-        still to come (integer ≥ 0). Default: the newest.
+    policy_version: has the samples made with these weights of the tenant, whatever is served by then, so
+        that versions can be compared with the same prompts and noise. The prompt waits for a version that
+        is still to come (integer ≥ 0). Default: the newest.
     priority: orders waiting requests of a lane inside one sampler, higher first (integer -1000000 to
         1000000). Default: 0.
     group_size: n, the number of samples of the prompt (integer 1 to 1024). Default: 8.
@@ -1192,6 +1204,9 @@ class PromptFields(TypedDict, total=False):
     """ends samples in the middle whose log-probs are out of bounds (map). Default: none is."""
     model: str
     """the lane that serves the prompt (token). Default: the only lane there is."""
+    tenant: str
+    """has the samples made with the weights of one of those who have weights of their own on the lane (token).
+    Default: main, the lane's own."""
     base_digest: str
     """names the checkpoint that the lane must serve, with whatever weights were pushed since. A prompt for another
     one is refused. Of a server that draws the samples it is its kind, "served by vllm" (text, 0 to 256 bytes).
@@ -1199,7 +1214,7 @@ class PromptFields(TypedDict, total=False):
     min_policy_version: int
     """holds the prompt until a sampler of the lane serves these weights, or newer ones (integer ≥ 0). Default: 0."""
     policy_version: int
-    """has the samples made with these weights of the lane, whatever is served by then, so that versions can be
+    """has the samples made with these weights of the tenant, whatever is served by then, so that versions can be
     compared with the same prompts and noise. The prompt waits for a version that is still to come (integer ≥
     0). Default: the newest."""
     priority: int

@@ -52,6 +52,10 @@ class Config:
         "update before it of each. With --stage a batch that is left out counts as an update", _PIPE
     )
     lane: str = _setting("", "lane to train; default the only one there is", _PIPE)
+    tenant: str = _setting(
+        "", "train weights of one's own on the lane, under this name: several trainers of a lane have one each, with a "
+        "--run each; default main, the lane's own weights", _PIPE
+    )
 
     model: str = _setting(
         "deploy/models/signs", "folder in the diffusers layout or of a language model, or ORG/NAME[@REVISION] of the "

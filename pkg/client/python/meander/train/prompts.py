@@ -268,7 +268,7 @@ def variety(config: Config, name: str, prompts: list[dict[str, Any]], version: i
 
 def _common(config: Config, uid: str, *draw: object) -> dict[str, Any]:
     """What all prompts have; the seed of their noise is drawn of draw."""
-    lane = {"model": config.lane} if config.lane else {}
+    lane = {k: v for k, v in (("model", config.lane), ("tenant", config.tenant)) if v}
     seed = int.from_bytes(hashlib.sha256(repr(draw).encode()).digest()[:6], "big")
     given = {
         "true_cfg_scale": config.guidance, "true_cfg_scale_2": config.guidance_2,

@@ -21,7 +21,7 @@ from safetensors import torch as safetensors
 
 from ..client import policy
 from ..client.client import Client, connect
-from ..data.events import PREFIX, TENANT, AnyEvent, EventError, Gone, decode
+from ..data.events import PREFIX, AnyEvent, EventError, Gone, decode
 from ..data.textbatch import batch_of
 from . import ledger
 from .archive import Archive, Recorder
@@ -183,7 +183,7 @@ class _Replay:
         refs, u = [before.get("modules"), (before.get("adapter") or {}).get("file")], self.update
         for step in range(1, u["step"]):
             with contextlib.suppress(NotFoundError):
-                earlier = f"{PREFIX}update.{u['run']}.{u['lane']}.{TENANT}.{u['trainer']}.{step}"
+                earlier = f"{PREFIX}update.{u['run']}.{u['lane']}.{u['tenant']}.{u['trainer']}.{step}"
                 await client.js.get_last_msg("MDR_UPDATES", earlier)
         for batch in batches:
             for g in batch.groups:
@@ -200,7 +200,7 @@ class _Replay:
     async def _policies(self, client: Client) -> dict[str, AnyEvent]:
         """The policies of the lane before and after the update, by the digests of their weights."""
         wanted = {self.update["weights_digest"], self.update.get("weights_before", "")} - {""}
-        found, subject = dict[str, AnyEvent](), f"{PREFIX}policy.{self.update['lane']}.{TENANT}"
+        found, subject = dict[str, AnyEvent](), f"{PREFIX}policy.{self.update['lane']}.{self.update['tenant']}"
         with contextlib.suppress(NotFoundError):
             seq = (await client.js.get_last_msg("MDR_POLICIES", subject)).seq or 0
             for seq in range(seq, 0, -1):

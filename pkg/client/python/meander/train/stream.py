@@ -13,7 +13,7 @@ from nats.js.errors import NotFoundError
 
 from ..client import policy
 from ..data.batch import Batch
-from ..data.events import PREFIX, decode
+from ..data.events import PREFIX, TENANT, decode
 from ..data.textbatch import batch_of
 from ..client.client import Client
 from ..client.lease import Lease, holder
@@ -128,15 +128,15 @@ class Stream:
 
     async def doing(self, name: str = "") -> str:
         """Says how far the other trainers of the run are, or the one of that name, and whether they run."""
-        of, newest, said = f"{PREFIX}update.{self.config.run}.", dict[tuple[str, str], int](), list[str]()
+        of, newest, said = f"{PREFIX}update.{self.config.run}.", dict[tuple[str, str, str], int](), list[str]()
         info = await self.patiently(self.client.js.stream_info, "MDR_UPDATES", subjects_filter=of + ">")
         for subject in info.state.subjects or ():
-            lane, _, trainer, step = subject.removeprefix(of).split(".")
-            newest[trainer, lane] = max(newest.get((trainer, lane), 0), int(step))
-        for (trainer, lane), made in sorted(newest.items()):
+            lane, tenant, trainer, step = subject.removeprefix(of).split(".")
+            newest[trainer, lane, tenant] = max(newest.get((trainer, lane, tenant), 0), int(step))
+        for (trainer, lane, tenant), made in sorted(newest.items()):
             if trainer == self.config.trainer or trainer != (name or trainer):
                 continue
-            has, _ = await self.patiently(holder, self.client, lane)
+            has, _ = await self.patiently(holder, self.client, lane, tenant)
             runs = has is not None and has["holder"] == self._holder(trainer)
             said.append(f"trainer {trainer} of lane {lane} has made {made} updates and " + (
                 "runs" if runs else "does not run: start it again with the same --out; if it has taken all of its "
@@ -181,7 +181,7 @@ class Stream:
                 await wait.check()
                 await asyncio.sleep(0.2)
                 continue
-            self.lease = Lease(self.client, lane, self._holder(self.config.trainer))
+            self.lease = Lease(self.client, lane, self._holder(self.config.trainer), self.config.tenant)
             return self.lease
 
     async def base(self) -> int:
@@ -200,7 +200,8 @@ class Stream:
         kl = [x for x in record.get("kl", ()) if x is not None]
         await self.patiently(
             self.client.update, self.config.run, self.lane, update, trainer=self.config.trainer,
-            batches=names.split("+") if names else [], batch_digest=joined(digests.split("+")) if digests else "",
+            tenant=self.config.tenant or TENANT, batches=names.split("+") if names else [],
+            batch_digest=joined(digests.split("+")) if digests else "",
             policy_version=self.version, weights_digest=self.weights, evaluation=evaluation,
             ledger=ledger, clip_share=record.get("clipped"), kl=max(kl, default=None), staleness=record.get("behind"),
             **{n: record.get(n) for n in ("loss", "ratio", "ratio_max", "lr", "grad_norm", "groups", "samples")},
@@ -220,8 +221,7 @@ class Stream:
             self.lease.check()
         pushed = await self.patiently(
             policy.push_policy, self.client, adapter, self.config.lane, config=config, by=self.config.trainer,
-            note=note,
-            lease=self.lease,
+            note=note, lease=self.lease, tenant=self.config.tenant,
         )
         self.lane = pushed["lane"]
         samplers = await policy.taken(self.client, pushed, self.config.patience, refused="give")
