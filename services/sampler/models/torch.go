@@ -234,8 +234,8 @@ func anyReached(workers []*remote.Model) error {
 	return errors.Join(errs...)
 }
 
-// Inspect describes the model called name by what a worker says of it, which waits for the weights where Tested says so. The error
-// is of the settings, the folder or the worker.
+// Inspect describes the model called name by what a worker says of it, which waits for the weights where Tested says
+// so. The error is of the settings, the folder or the worker.
 func (t Torch) Inspect(ctx context.Context, name string) (dir string, info *model.Info, err error) {
 	if err := t.Check(); err != nil {
 		return "", nil, err
