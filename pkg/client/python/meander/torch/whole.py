@@ -101,7 +101,7 @@ class Pipeline(Family):
         except ImportError as e:
             why = " ".join(str(e).split())
             raise Fault("config", f"model_index.json: scheduler: {why}, or take EulerDiscreteScheduler") from e
-        except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError):
+        except (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, NotImplementedError):
             return ""
         return made.to_json_string().replace("-Infinity", "null") if made is not own else ""
 
