@@ -244,17 +244,15 @@ var parameters = map[string]string{
 	"n":       "count of the sample's events before this one, decimal",
 	"part":    "part number, decimal",
 	"batch":   "batch id; a group without a batch has its uid here",
-
-	"reward": "place of the reward function in the list of the prompt, decimal, from 0",
+	"reward":  "place of the reward function in the list of the prompt, decimal, from 0",
 	"partition": fmt.Sprintf("0 to %d, a hash of the batch that the stream puts in; * for all",
 		schemas.RewardPartitions-1),
-	"name":    "instance of the reward function external:NAME or nats:NAME, or external",
-	"stage":   "stage of the sample; main where the prompt names none",
-	"tenant":  "owner of the weights; main is the one that every lane has",
-	"trainer": "the trainer that made an update, where several learn from a run",
-	"rule":    "the rule that the run breaks",
-	"service": "the one that refused the input",
-
+	"name":     "instance of the reward function external:NAME or nats:NAME, or external",
+	"stage":    "stage of the sample; main where the prompt names none",
+	"tenant":   "owner of the weights; main is the one that every lane has",
+	"trainer":  "the trainer that made an update, where several learn from a run",
+	"rule":     "the rule that the run breaks",
+	"service":  "the one that refused the input",
 	"instance": "a process among others",
 }
 
