@@ -49,6 +49,8 @@ var subjectsOf = map[string]string{
 	"PresenceSubject": schemas.PresenceSubject("i"), "DrySubject": schemas.DrySubject("r"),
 	"UpdateSubject": schemas.UpdateSubject("r", "l", schemas.TenantMain, "t", 1),
 	"SeenSubject":   schemas.SeenSubject("l"), "RatingSubject": schemas.RatingSubject("r", "u", 0),
+	"StepScoreSubject": schemas.StepScoreSubject(), "StepRewardSubject": schemas.StepRewardSubject("r", "u", 0, 1),
+	"SelectionSubject": schemas.SelectionSubject("r", "u", 1),
 }
 
 // durablesOf has a durable of each function of package schemas that describes one.
@@ -73,14 +75,17 @@ func attempts() (out []attempt) {
 		if strings.HasPrefix(subject, "$KV.") {
 			continue
 		}
-		kind := strings.Split(strings.TrimPrefix(subject, schemas.Prefix), ".")[0]
+		kind, _, hasTokens := strings.Cut(strings.TrimPrefix(subject, schemas.Prefix), ".")
 		if _, stored := schemas.StreamOf(subject); stored {
 			try("publish "+subject, subject, has(func(g auth.Grant) []string { return g.Publishes }, kind))
 			out[len(out)-1].alone = name == "ControlSubject"
 			out = append(out, attempt{what: "listen to " + subject, do: listens(subject, ""), alone: true})
 			continue
 		}
-		filter := schemas.Prefix + kind + ".*"
+		filter := schemas.Prefix + kind
+		if hasTokens {
+			filter += ".*"
+		}
 		try("ask "+subject, subject, has(func(g auth.Grant) []string { return g.Asks }, filter))
 		out = append(out, attempt{
 			what: "answer " + subject, do: listens(subject, "n"),
