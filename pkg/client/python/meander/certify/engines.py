@@ -30,10 +30,11 @@ STEPS = 8
 
 
 class Adapter(contextlib.ExitStack):
-    """What adapters share: a model's folder, by which another program computes, and folders of LoRAs to update to."""
+    """What adapters share: a model's folder, by which another program computes, and folders of LoRAs to update to.
+    images and texts draw; an adapter has one of them."""
 
     says: dict[str, Any] = {}
-    """What it claims; images and texts draw, where it has them."""
+    """What it claims."""
     images: Any = None
     texts: Any = None
     now = 0
@@ -44,6 +45,10 @@ class Adapter(contextlib.ExitStack):
         self.where, self.model, self.adapters = where, model, [str(pathlib.Path(a).resolve()) for a in adapters]
         self.says = {**type(self).says, "weights": len(self.adapters)}
         self.lacks: tuple[str, ...] = () if self.adapters else ("update",)
+
+    def update(self, weights: int) -> None:
+        """Serves the weights of a folder of LoRAs, counted from 1; 0: those at the start."""
+        raise NotImplementedError
 
     @functools.lru_cache(4)
     def network(self, weights: int) -> Any:
@@ -268,7 +273,8 @@ class Pipeline(Adapter):
 
 
 class OpenAI(Adapter):
-    """A server of completions with log-probs by ids, http://HOST:PORT/v1, as vLLM's, in the template of its own."""
+    """A server of completions with log-probs by ids, http://HOST:PORT/v1, as vLLM's, in the template of its own. What
+    is expected are logits; pauses are its routes to pause and to go on."""
 
     says = {"reduce": "each"}
     expected = Adapter.logits

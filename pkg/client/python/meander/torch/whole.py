@@ -143,6 +143,7 @@ class Pipeline(Family):
         return int(self._default("height", edges[-2:][0])), int(self._default("width", edges[-1]))
 
     def default_frames(self) -> int:
+        """The frames that the pipeline makes where none are asked for; 1 of an image."""
         name = next((n for n in _FRAMES if n in self.call), "")
         source = inspect.getsource(inspect.unwrap(self.cls.__call__)) if name else ""
         told = re.search(r"num_frames = (\d+)\n|config\.(\w+_frames)( \* self\.vae_scale_factor_temporal)?\n", source)
