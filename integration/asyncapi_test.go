@@ -290,6 +290,7 @@ func publishEverything(t *testing.T, w *world, channels []described) map[string]
 		}
 	}
 	publishResults(t, w, publish)
+	publishJudged(t, w, publish)
 	publishControls(t, w, publish)
 	bustest.Until(t, "the answers to a prompt and a control", func() error {
 		mu.Lock()
@@ -384,6 +385,21 @@ func publishResults(t *testing.T, w *world, publish func(run schemas.Run, p *sch
 	}
 	if _, err := w.client.AwaitPolicy(ctx, pushed); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// publishJudged has samples judged in the middle, of which one ends there.
+func publishJudged(t *testing.T, w *world, publish func(run schemas.Run, p *schemas.Prompt)) {
+	t.Helper()
+	publish("middle", &schemas.Prompt{
+		UID: "g", Routing: schemas.Routing{Model: "synthetic"}, Prompt: "a red fox", GroupSize: new(int64(2)),
+		Reward: []schemas.RewardSpec{{Name: "synthetic", AtSteps: []int64{1}}},
+		ImageSettings: schemas.ImageSettings{
+			NumInferenceSteps: new(int64(2)), Prune: &schemas.Prune{StepIndex: 1, Keep: new(int64(1))},
+		},
+	})
+	if a := w.advantages(t, "middle", 1)["g"]; a.Status != schemas.StatusPartial {
+		t.Fatalf("one of two samples ends in the middle: %+v", a)
 	}
 }
 
