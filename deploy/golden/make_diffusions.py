@@ -49,6 +49,14 @@ CONFIGS += [
     dict(DPM, rescale_betas_zero_snr=True, timestep_spacing="trailing", prediction_type="v_prediction"),
     dict(SDXL, _class_name="EulerAncestralDiscreteScheduler"),
 ]
+COGVIDEO = dict(_class_name="CogVideoXDDIMScheduler", beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
+                clip_sample=False, rescale_betas_zero_snr=True, set_alpha_to_one=True, snr_shift_scale=3.0,
+                prediction_type="v_prediction", timestep_spacing="trailing", steps_offset=0)
+CONFIGS += [
+    COGVIDEO, dict(COGVIDEO, _class_name="CogVideoXDPMScheduler", snr_shift_scale=1.0),
+    dict(COGVIDEO, rescale_betas_zero_snr=False, prediction_type="epsilon", timestep_spacing="linspace"),
+    dict(_class_name="CogVideoXDDIMScheduler", steps_offset=1),
+]
 STEPS = [1, 2, 3, 4, 7, 10, 20, 25, 30, 49, 50, 100]
 
 
@@ -57,7 +65,7 @@ def floats(values):
 
 
 def case(config, steps):
-    own = config["_class_name"].replace("PNDM", "DDIM")
+    own = config["_class_name"].replace("PNDM", "DDIM").replace("CogVideoXDPM", "CogVideoXDDIM")
     solver = own.startswith(("DPM", "UniPC", "DEIS"))
     name = "DPMSolverMultistepScheduler" if solver else own.replace("Ancestral", "")
     more = {"solver_order": 1, "algorithm_type": "dpmsolver++"} if solver else {}
@@ -79,9 +87,10 @@ def case(config, steps):
     sigmas, off = [b / (a + b) for a, b in ab], 0.0
     for i, t in enumerate(s.timesteps):
         ratio, (a, b), (a2, b2) = s.config.num_train_timesteps // steps, ab[i], ab[i + 1]
-        if name == "DDPMScheduler" or name == "DDIMScheduler" and i + 1 < steps and ts[i] - ratio != ts[i + 1] or a == 0:
+        ddim = name.endswith("DDIMScheduler")
+        if name == "DDPMScheduler" or ddim and i + 1 < steps and ts[i] - ratio != ts[i + 1] or a == 0:
             continue
-        if name == "DDIMScheduler" and i + 1 == steps and ts[i] - ratio >= 0:
+        if ddim and i + 1 == steps and ts[i] - ratio >= 0:
             continue
         out = torch.sin(3 * x + i)
         if name.startswith("Euler"):

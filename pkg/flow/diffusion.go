@@ -30,6 +30,7 @@ type Diffusion struct {
 	TimestepSpacing   string          `json:"timestep_spacing"`
 	StepsOffset       int             `json:"steps_offset"`
 	RescaleZeroSNR    bool            `json:"rescale_betas_zero_snr"`
+	SNRShiftScale     float64         `json:"snr_shift_scale"` // of CogVideoX
 	// SetAlphaToOne ends at the data; false: at the level of the first training timestep. DDPM and Euler have none.
 	SetAlphaToOne bool `json:"set_alpha_to_one"`
 	ClipSample    bool `json:"clip_sample"`
@@ -55,16 +56,17 @@ const (
 	classDDPM     = "DDPMScheduler"
 	classPNDM     = "PNDMScheduler"
 	classEulerEps = "EulerDiscreteScheduler"
+	classCogVideo = "CogVideoXDDIMScheduler"
 )
 
-var diffusionClasses = []string{classDDIM, classDDPM, classPNDM, classEulerEps, classDPM}
+var diffusionClasses = []string{classDDIM, classDDPM, classPNDM, classEulerEps, classDPM, classCogVideo}
 
 // sameGrid are the classes of solvers and samplers whose levels of noise are those of another class.
 var sameGrid = map[string]string{
 	"EulerAncestralDiscreteScheduler": classEulerEps, "LMSDiscreteScheduler": classEulerEps,
 	"KDPM2DiscreteScheduler": classEulerEps, "KDPM2AncestralDiscreteScheduler": classEulerEps,
 	classUniPC: classDPM, "DPMSolverSinglestepScheduler": classDPM,
-	classDEIS: classDPM, classSA: classDPM,
+	classDEIS: classDPM, classSA: classDPM, "CogVideoXDPMScheduler": classCogVideo,
 }
 
 // Solvers that end at the lowest level of training.
@@ -115,8 +117,8 @@ const ofSolvers = "of a solver of diffusers: a prompt chooses the transition"
 // readsIn says which classes read a key of their own. Others accept any value: files keep keys of former classes.
 var readsIn = map[string][]string{
 	"clip_sample": {classDDIM, classDDPM}, "thresholding": {classDDIM, classDDPM, classDPM},
-	"rescale_betas_zero_snr": {classDDIM, classDDPM, classEulerEps, classDPM},
-	"set_alpha_to_one":       {classDDIM, classPNDM},
+	"rescale_betas_zero_snr": {classDDIM, classDDPM, classEulerEps, classDPM, classCogVideo},
+	"set_alpha_to_one":       {classDDIM, classPNDM, classCogVideo},
 }
 
 func (d *Diffusion) reads(key string) bool { return slices.Contains(readsIn[key], d.Class) }
@@ -134,6 +136,8 @@ func parseDiffusion(config []byte, class string) (*Diffusion, error) {
 		d.TimestepSpacing = spacingLinspace
 	case classPNDM:
 		d.SetAlphaToOne = false
+	case classCogVideo:
+		d.BetaStart, d.BetaEnd, d.BetaSchedule, d.SNRShiftScale = 0.00085, 0.012, betasScaled, 3
 	}
 	err := strictjson.Unmarshal(config, diffusionUnused, d)
 	if d.Class == classDEIS || d.Class == classSA {
@@ -154,7 +158,12 @@ func (d *Diffusion) validate() error {
 	oneOf := func(key, value string, names ...string) {
 		check(slices.Contains(names, value), key, fmt.Sprintf("%q", value), strings.Join(names, " or "))
 	}
-	oneOf("beta_schedule", d.BetaSchedule, betasLinear, betasScaled, betasCosine)
+	if d.Class == classCogVideo {
+		oneOf("beta_schedule", d.BetaSchedule, betasScaled)
+		check(positive(d.SNRShiftScale), "snr_shift_scale", d.SNRShiftScale, "a finite number above 0")
+	} else {
+		oneOf("beta_schedule", d.BetaSchedule, betasLinear, betasScaled, betasCosine)
+	}
 	oneOf("prediction_type", d.PredictionType, "epsilon", "v_prediction", "sample")
 	oneOf("timestep_spacing", d.TimestepSpacing, spacingLeading, spacingTrailing, spacingLinspace)
 	check(d.NumTrainTimesteps >= 2 && d.NumTrainTimesteps <= MaxSteps, "num_train_timesteps", d.NumTrainTimesteps,
@@ -192,8 +201,32 @@ func (d *Diffusion) bySigmas() bool { return d.Class == classEulerEps || d.Class
 
 func (d *Diffusion) zeroSNR() bool { return d.RescaleZeroSNR && d.reads("rescale_betas_zero_snr") }
 
-// alphasCumprod returns the shares of the data's variance [N], with the bits of diffusers: elements are float32, and
-// products are kept in float64.
+// levels returns the shares of the data's variance [N]. Those of CogVideoX are float64, shifted by a factor of the
+// signal-to-noise ratio.
+func (d *Diffusion) levels() []float64 {
+	var out []float64
+	if d.Class != classCogVideo {
+		for _, v := range d.alphasCumprod() {
+			out = append(out, float64(v))
+		}
+		return out
+	}
+	abar := 1.0
+	for _, root := range linspace(math.Sqrt(d.BetaStart), math.Sqrt(d.BetaEnd), d.NumTrainTimesteps) {
+		abar = float64(abar * (1 - float64(root*root)))
+		out = append(out, abar/(d.SNRShiftScale+float64((1-d.SNRShiftScale)*abar)))
+	}
+	if first, last := math.Sqrt(out[0]), math.Sqrt(out[len(out)-1]); d.zeroSNR() {
+		for i, v := range out {
+			root := float64((math.Sqrt(v) - last) * (first / (first - last)))
+			out[i] = float64(root * root)
+		}
+	}
+	return out
+}
+
+// alphasCumprod returns the levels of all but CogVideoX, with the bits of diffusers: elements are float32, and products
+// are kept in float64.
 func (d *Diffusion) alphasCumprod() []float32 {
 	n := d.NumTrainTimesteps
 	var betas []float64
@@ -295,13 +328,13 @@ func (d *Diffusion) grid(steps int) (sigmas, timesteps []float32, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	abar := d.alphasCumprod()
 	if d.bySigmas() {
-		sigmas, t = d.eulerGrid(abar, t)
+		sigmas, t = d.eulerGrid(d.alphasCumprod(), t)
 	} else {
-		level := func(abar float32) float32 {
-			b := math.Sqrt(1 - float64(abar))
-			return float32(b / (math.Sqrt(float64(abar)) + b))
+		abar := d.levels()
+		level := func(abar float64) float32 {
+			b := math.Sqrt(1 - abar)
+			return float32(b / (math.Sqrt(abar) + b))
 		}
 		for _, at := range t {
 			sigmas = append(sigmas, level(abar[int(at)]))

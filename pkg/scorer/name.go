@@ -91,14 +91,11 @@ func Reads(name string) bool { return kindOf(name).compares }
 func OfText(name string) bool { return kindOf(name).text }
 
 // OfTexts lists the functions that can rate texts, for messages.
-func OfTexts() []string {
-	var names []string
-	for _, name := range Kinds() {
-		if k := kindOf(name); k.text || k.any {
-			names = append(names, name)
-		}
-	}
-	return names
+func OfTexts() []string { return rating(func(k kind) bool { return k.text }) }
+
+// rating lists the functions that can rate a medium: those of it, and those that rate any.
+func rating(medium func(kind) bool) []string {
+	return slices.DeleteFunc(Kinds(), func(name string) bool { k := kindOf(name); return !medium(k) && !k.any })
 }
 
 // Medium is what a sample is, for CheckMedium.
@@ -134,7 +131,8 @@ func CheckMedium(name string, media ...Medium) error {
 	case k.sound && !has(MediumSound):
 		return fmt.Errorf("name: %q; rates sounds, and it would judge %s", name, made)
 	case media[0] == MediumSound && !k.sound:
-		return fmt.Errorf("name: %q; rates images, and it would judge sounds", name)
+		return fmt.Errorf("name: %q; rates images, and it would judge sounds: must be one of %s", name,
+			strings.Join(rating(func(k kind) bool { return k.sound }), ", "))
 	case k.video && !has(MediumVideo):
 		return fmt.Errorf("name: %q; rates videos, and the samples are images (frames is 1)", name)
 	}

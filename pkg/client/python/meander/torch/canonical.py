@@ -56,8 +56,13 @@ def suited(scheduler: Any) -> Any:
         made = diffusers.DPMSolverMultistepScheduler.from_config(
             config, algorithm_type="dpmsolver++", solver_order=1, thresholding=False, **ends
         )
-    elif kind == "vp" and name != "CogVideoXDDIMScheduler":
-        made = diffusers.DDIMScheduler.from_config(config, clip_sample=False, thresholding=False)
+    elif kind == "vp":
+        levels = scheduler.alphas_cumprod
+        tables = (diffusers.DDIMScheduler, diffusers.CogVideoXDDIMScheduler)
+        others = (cls.from_config(config, clip_sample=False, thresholding=False) for cls in tables)
+        equal = (s for s in others if np.allclose(s.alphas_cumprod, levels, rtol=1e-5, atol=1e-7))
+        if (made := next(equal, None)) is None:
+            raise _fault("_class_name", name, "DDIMScheduler or another with the levels of noise of DDIM or CogVideoX")
     elif kind == "ve":
         made = diffusers.EulerDiscreteScheduler.from_config(config)
     if made is not scheduler and name != type(made).__name__:
