@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Pipelines of eight kinds that no family knows go the whole way, with zero lines each: a run with their conditions
+// Pipelines of ten kinds that no family knows go the whole way, with zero lines each: a run with their conditions
 // ends, and verify finds no difference at all.
 func TestTorch_PythonPipelines(t *testing.T) {
 	needTorch(t)
@@ -23,7 +23,9 @@ func TestTorch_PythonPipelines(t *testing.T) {
 		"StableDiffusionXLPipeline":           nil,
 		"StableDiffusionInpaintPipeline":      {"image", "mask_image"},
 		"StableDiffusionXLControlNetPipeline": {"image"},
-		"CogView4Pipeline":                    nil, // by sigmas that its card lists
+		"CogView4Pipeline":                    nil,                     // by sigmas that its card lists
+		"CogVideoXImageToVideoPipeline":       {"image"},               // by a scheduler of its own
+		"FluxFillPipeline":                    {"image", "mask_image"}, // without an argument of guidance
 	}
 	var classes []string
 	for class := range conditions {

@@ -3,6 +3,7 @@ package images_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"image"
 	"slices"
 	"sync"
@@ -84,6 +85,29 @@ func TestEncode_FilesAreReadOnce(t *testing.T) {
 	}
 	if _, err := images.Encode(t.Context(), editor{}, s, images.NewFiles(nil)); !errors.Is(err, images.ErrCondition) {
 		t.Errorf("no store of files: %v", err)
+	}
+}
+
+// unguided is a pipeline without an argument of guidance: it takes no scale.
+type unguided struct{ editor }
+
+func (unguided) Card() model.Card {
+	return model.Card{
+		Pipeline: &model.Pipeline{}, TrueCFGScale: 1, Size: media.ImageSize(4, 4), PixelsPerToken: 1, LatentChannels: 1,
+		MaxPixels: 64,
+	}
+}
+
+func (unguided) Velocity(_ context.Context, rows []model.Row, _ model.Size) error {
+	if g := rows[0].Conditioning.Recipe.Guidance; g != 0 {
+		return fmt.Errorf("guidance: %g; must be 0", g)
+	}
+	return nil
+}
+
+func TestNetwork_CanaryOfAPipelineWithoutGuidance(t *testing.T) {
+	if _, err := (&images.Network{Model: unguided{}}).Canary(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -159,7 +159,9 @@ func (n *Network) probe(ctx context.Context, card model.Card) (*model.Conditioni
 	}
 	r := &model.Recipe{
 		Texts: model.Texts{card.NegativePrompt}, Size: card.Size, Arguments: map[string]any{},
-		Guidance: card.TrueCFGScale,
+	}
+	if card.Pipeline.Guidance != "" {
+		r.Guidance = card.TrueCFGScale
 	}
 	for _, in := range card.Pipeline.Conditions {
 		if in.Required {
