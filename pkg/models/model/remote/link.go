@@ -126,8 +126,8 @@ func (l *link) call(ctx context.Context, work work, call string, args any, tenso
 		switch {
 		case lost: // one that was started is killed: it may hang
 			err = p.process.reason(err)
+			l.discard(p) // first, or a probe meanwhile says that it was lost once more
 			lease.Out(err)
-			l.discard(p)
 		case err == nil && work != nil:
 			lease.Done(nil)
 			l.answered(work)
