@@ -2,8 +2,8 @@
 // them. It uses trim_blocks and lstrip_blocks, has the loop controls and the generation block, and gives the same
 // values and texts as Python. testdata holds what transformers made of the same conversations.
 //
-// Parse turns the text of a template into a Template: a scanner splits it into tokens, a parser makes a tree of
-// nodes of them (ast.go). Template.Render evaluates the tree with variables; a state holds one rendering.
+// Parse turns the text of a template into a Template: a scanner splits it into tokens, a parser makes functions of
+// them. Template.Render runs these with variables; a state holds one rendering.
 //
 // A template can only compute: it has no files, imports, clock and randomness, and can change no value but its own
 // namespaces. Its time and memory are bounded. Whatever Jinja has and this package has not is refused by name: by
