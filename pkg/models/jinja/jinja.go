@@ -162,6 +162,19 @@ func (s *state) countSteps(n int) {
 	}
 }
 
+// checkDepth limits how deep values nest.
+func (s *state) checkDepth(depth int) {
+	if depth > MaxNesting {
+		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
+	}
+}
+
+// countDepth counts a step of work on a value inside others.
+func (s *state) countDepth(depth int) {
+	s.checkDepth(depth)
+	s.countSteps(0)
+}
+
 // countMemory counts n bytes of a new value. It is called before large values are made.
 func (s *state) countMemory(n int) {
 	s.countSteps(n)

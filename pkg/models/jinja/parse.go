@@ -565,7 +565,7 @@ func (p *parser) filter(of expression) expression {
 func (p *parser) test(of expression) expression {
 	p.next()
 	line, minus, called := p.now().line, p.skip(name, "not"), p.dotted()
-	if tests[called] == nil {
+	if _, known := tests[called]; !known {
 		p.fail("the test %q: %w", called, ErrUnsupported)
 	}
 	var args arguments

@@ -30,24 +30,7 @@ func (p *parser) statement() statement {
 			return goOn
 		}
 	case "call":
-		var parameters macroNode
-		if p.is(operator, "(") {
-			p.signature(&parameters)
-		}
-		call, ok := p.expression().(callNode)
-		if !ok {
-			p.fail("call: must be followed by a call")
-		}
-		m := &macroNode{name: "caller", parameters: parameters.parameters, defaults: parameters.defaults}
-		p.macro(m, false, "endcall")
-		return func(s *state) signal {
-			args := s.args("", call.args)
-			args.names = append(args.names, "caller")
-			args.named = append(args.named, &macro{m, s.frame})
-			s.line = call.line
-			s.write(s.text(s.call(s.eval(call.of), args)))
-			return goOn
-		}
+		return p.callBlock()
 	case "filter":
 		filter := p.filters(p.filter(nil)).(filterNode)
 		body := p.block("endfilter")
@@ -89,6 +72,27 @@ func (p *parser) statement() statement {
 		p.fail("the tag %q is not one of Jinja's", tag)
 	}
 	return nil
+}
+
+// callBlock parses a call statement: its body is the macro caller of the macro that it calls.
+func (p *parser) callBlock() statement {
+	m := &macroNode{name: "caller"}
+	if p.is(operator, "(") {
+		p.signature(m)
+	}
+	call, ok := p.expression().(callNode)
+	if !ok {
+		p.fail("call: must be followed by a call")
+	}
+	p.macro(m, false, "endcall")
+	return func(s *state) signal {
+		args := s.args("", call.args)
+		args.names = append(args.names, "caller")
+		args.named = append(args.named, &macro{m, s.frame})
+		s.line = call.line
+		s.write(s.text(s.call(s.eval(call.of), args)))
+		return goOn
+	}
 }
 
 // setBlock parses the rest of a set statement that has a body: its text, through filters, is the value.

@@ -10,6 +10,7 @@ import (
 	"math"
 	"path"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -217,10 +218,8 @@ func (p *parser) readTensor(name string) (Info, error) {
 // byteSize returns the size of a tensor in bytes; one that overflows an int is an error. d is a
 // valid type.
 func byteSize(d tensor.DType, shape []int) (int, error) {
-	for _, n := range shape {
-		if n == 0 {
-			return 0, nil
-		}
+	if slices.Contains(shape, 0) {
+		return 0, nil
 	}
 	size := d.Size()
 	for _, n := range shape {
@@ -306,32 +305,21 @@ func (p *parser) readList(begin, end byte, item func() error) error {
 // readObject reads an object: it calls field, which reads the value, after each key. A repeated key
 // is an error, unlike in encoding/json, as two readers could take different ones.
 func (p *parser) readObject(field func(key string) error) error {
-	var few [4]string // enough for the entry of a tensor, the most frequent object
-	var seen map[string]bool
-	n := 0
+	few := make([]string, 0, 4) // enough for the entry of a tensor, the most frequent object
+	seen := map[string]bool(nil)
 	return p.readList('{', '}', func() error {
 		key, err := p.readString()
 		if err != nil {
 			return err
 		}
-		if n < len(few) {
-			for _, k := range few[:n] {
-				if k == key {
-					return fmt.Errorf("key %q appears twice", key)
-				}
-			}
-			few[n] = key
-			n++
-		} else {
-			if seen == nil {
-				seen = map[string]bool{}
-				for _, k := range few {
-					seen[k] = true
-				}
-			}
-			if seen[key] {
-				return fmt.Errorf("key %q appears twice", key)
-			}
+		switch {
+		case seen[key], slices.Contains(few, key):
+			return fmt.Errorf("key %q appears twice", key)
+		case len(few) < cap(few):
+			few = append(few, key)
+		case seen == nil:
+			seen = map[string]bool{key: true}
+		default:
 			seen[key] = true
 		}
 		if err := p.expect(':'); err != nil {
