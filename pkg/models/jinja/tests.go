@@ -58,7 +58,8 @@ func init() {
 // compareTests adds the tests that compare with another value, and those of numbers and of the case of texts.
 func compareTests() {
 	with := func(name string, f func(s *state, v, other any) any) filter {
-		return filter{needs: 1, names: []string{name}, apply: func(s *state, v any, a []any) any { return f(s, v, a[0]) }}
+		apply := func(s *state, v any, a []any) any { return f(s, v, a[0]) }
+		return filter{needs: 1, names: []string{name}, apply: apply}
 	}
 	withCase := func(change func(*state, string) string) filter {
 		return plain(func(s *state, v any) any {

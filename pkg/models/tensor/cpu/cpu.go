@@ -109,12 +109,6 @@ func newCPU(pool *Pool, k *kernelSet) *CPU {
 	return c
 }
 
-// Kernels returns the set in use.
-func (c *CPU) Kernels() Kernels { return c.k.name }
-
-// Threads returns the number of threads an operation may use.
-func (c *CPU) Threads() int { return c.pool.Threads() }
-
 // ScratchBytes returns the scratch memory held, which grows to the largest shape seen.
 func (c *CPU) ScratchBytes() int {
 	n := len(c.packing.buf) + len(c.padding.buf) + len(c.zero)
