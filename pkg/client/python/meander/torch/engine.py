@@ -90,14 +90,17 @@ class Engine:
     takes_recipes = False
     """Whether encode and put take recipes, with conditions and arguments."""
 
-    def __init__(self, family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None):
-        """Loads the folder of a family and says what it does. Fault of class config: the device is not there."""
+    def __init__(
+        self, family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None, networks: str = ""
+    ):
+        """Loads the folder of a family, whole pipelines' networks on a device that may be another, and says what it
+        does. Fault of class config: it cannot be read, or the device is not there."""
         self.family, self.settings = family, settings
         device = find_device(settings.device)
         encoders = find_device(settings.encoders, "text_encoder_device") if settings.encoders else device
         self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
         _prepare(settings, self.dtype)
-        family.attach(_load(family, DTYPES[self.dtype], device, encoders, say), encoders)
+        family.attach(family.load(DTYPES[self.dtype], device, say, encoders, networks), encoders)
         if settings.vae_tiling:
             _tile(family)
         self.device, self.handles = device, Handles()
@@ -388,33 +391,6 @@ def find_device(name: str, setting: str = "device") -> torch.device:
         must = f"must be a device of this torch {torch.__version__}, such as cpu or cuda:0"
         raise Fault("config", f"{setting}: {name}: {e}; {must}") from e
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-def _load(
-    family: Family, dtype: torch.dtype, device: torch.device, encoders: torch.device, say: Callable[[str], None]
-) -> Any:
-    """Loads the parts of a pipeline, each by the class of our table alone, and returns the pipeline."""
-    say("importing diffusers and transformers")
-    libraries = {
-        "diffusers": importlib.import_module("diffusers"),
-        "transformers": importlib.import_module("transformers"),
-    }
-    sizes, done = family.check(), 0
-    parts: dict[str, Any] = {part: None for part in (*family.parts, *family.tokenizers)}
-    for part, size in sizes.items():
-        say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
-        parts[part] = family.load_part(part, dtype).to(encoders if part.startswith("text_encoder") else device)
-        done += size
-    for part in family.tokenizers:
-        if name := family.folder.named_class(part):
-            # Of a processor, which takes images too, the tokenizer is enough.
-            generic = name.endswith("Processor") or family.folder.splits_bytes_for_llama(part)
-            cls = None if generic else getattr(libraries["transformers"], name, None)
-            parts[part] = family.load_tokenizer(part, cls)
-    parts |= {name: family.folder.index.get(name) for name in family.pipeline_settings}
-    diffusers = libraries["diffusers"]
-    # The host steps; the scheduler of the pipeline is never asked.
-    return getattr(diffusers, family.folder.class_name)(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), **parts)
 
 
 def _read_shards(files: list[Any]) -> dict[str, torch.Tensor]:

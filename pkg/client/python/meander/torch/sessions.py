@@ -13,24 +13,12 @@ import numpy as np
 import torch
 
 from .canonical import Grid, Point
-from .engine import (
-    DTYPES,
-    Answer,
-    Engine,
-    Settings,
-    Tensors,
-    _array,
-    _prepare,
-    compile_networks,
-    find_device,
-    is_out_of_memory,
-)
+from .engine import Answer, Engine, Settings, Tensors, _array, compile_networks, is_out_of_memory
 from .family import Size, pack, unpack
 from .faults import Fault, first_sentence
 from .folder import Folder
 from .seam import Memo, Session, digest
 from .together import Together, Turn
-from .weights import Weights
 from .whole import COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of
 
 _KEYS = {"prompts", "truncate", "conditions", "arguments", "frames", "height", "width", "guidance", "steps"}
@@ -294,8 +282,6 @@ class Run:
         after = None if exact else p.k - 1
         own = None if p.on_grid else self.grids[0].own_sigma(p)
         outs = yield from self.session.evaluate(xs, p.t, p.k, after, own, joint, exact and self.of.ahead)
-        if len(outs) != len(xs):
-            raise Fault("worker", f"{self.of.family.cls.__name__}: {len(outs)} steps in a turn; must be {len(xs)}")
         vs = [g.velocity(o, x, p) for g, o, x, p in zip(self.grids, outs, xs, points, strict=True)]
         return self.joined(vs).reshape(y.shape)
 
@@ -308,7 +294,7 @@ class Run:
         session = Session(family.pipe, call, self.grad, self.of.shapes, self.of.memo)
         try:
             session.begin()
-            out, state = session.evaluate_first()
+            out, [state] = session.first_output(), session.states
             if state.shape != x.shape or not torch.allclose(state, x, 1e-4, 1e-4):
                 raise Fault("latents", f"{family.cls.__name__}: does not begin with the state that it is given")
             return grid.velocity(out, x, p)
@@ -368,24 +354,15 @@ class PipelineEngine(Engine):
     def __init__(
         self, family: Pipeline, settings: Settings, say: Callable[[str], None] = lambda detail: None, networks: str = ""
     ):
-        """Loads the folder, the networks on a device that may be another. Fault of class config: it cannot be read."""
-        self.family, self.settings = family, settings
-        device = find_device(settings.device)
-        encoders = find_device(settings.encoders, "text_encoder_device") if settings.encoders else device
-        self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
-        _prepare(settings, self.dtype)
-        family.attach(family.load(DTYPES[self.dtype], device, say, encoders, networks), encoders)
-        if settings.vae_tiling:
-            family.pipe.vae.enable_tiling()
-        self.device, self.weights = device, Weights(family.networks, settings.compile)
-        if settings.compile:
-            compile_networks(family)
-        self.loaded = Loaded(family)
+        super().__init__(family, settings, say, networks)
+        self.loaded, self.version = Loaded(family), ""
+        self.say, self._thread = say, ThreadPoolExecutor(1, "pipeline")
         self.recipes: OrderedDict[str, Recipe] = OrderedDict()
         self.runs: OrderedDict[tuple[str, int], Run] = OrderedDict()
         self.starts = dict[Size, Any]()
-        self.say, self.version = say, ""
-        self._thread = ThreadPoolExecutor(1, "pipeline")
+
+    def _compile(self, say: Callable[[str], None]) -> None:
+        compile_networks(self.family)
 
     def within(self, compute: Callable[[], Any]) -> Any:
         """Computes in a thread of its own: greenlets cannot leave theirs, and connections have each another."""
