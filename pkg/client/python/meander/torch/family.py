@@ -256,6 +256,11 @@ class Family:
             raise Fault(
                 "config", f"model_index.json: {part}: {named or 'none'}; must be {name} for {self.folder.class_name}"
             )
+        cls = getattr(importlib.import_module(library), name, None)
+        if not isinstance(cls, type):
+            raise Fault("config", f"model_index.json: {part}: {name}; no class of {library}: try the newest")
+        if not hasattr(cls, "forward"):  # a processor
+            return 0
         if quantized := self.folder.read(part, "config.json").get("quantization_config"):
             method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else "?"
             raise Fault(
@@ -263,7 +268,8 @@ class Family:
                 f"{part}/config.json: quantization_config: {method:.40}; must be none: quantized weights are not "
                 "computed, take the folder in bf16",
             )
-        return self.folder.check_weights(part, "transformers" if library == "transformers" else "diffusers")
+        of_diffusers = issubclass(cls, importlib.import_module("diffusers").ModelMixin)
+        return self.folder.check_weights(part, "diffusers" if of_diffusers else "transformers")
 
     def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:
         """Returns a network of the folder in a dtype, on the CPU and without gradients, by the class of parts alone.

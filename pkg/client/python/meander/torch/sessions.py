@@ -189,25 +189,17 @@ class Loaded:
     def session(self, r: Recipe | dict[str, Any], n: int = 1, grad: bool = False) -> Run:
         """Begins a session of n samples of a recipe, or of the map that one is on the wire. Fault of class prompt or
         latents: the pipeline refuses it."""
-        r = r if isinstance(r, Recipe) else self.recipe(r)
-        return self._begun(r, lambda: Run(self, r, n, grad))
+        return self._begun(r if isinstance(r, Recipe) else self.recipe(r), n, grad)
 
     def encode(self, r: Recipe) -> None:
         """Encodes what a recipe has, for the sessions that follow. The same faults."""
+        self._begun(r, loop=False).session.cancel()
 
-        def begun() -> Session:
-            session = Session(self.family.pipe, self.call_of(r), shapes=self.shapes, memo=self.memo)
-            session.begin()
-            return session
-
-        self._begun(r, begun).cancel()
-
-    def _begun(self, r: Recipe, begin: Callable[[], Any]) -> Any:
-        """What begins a session of a recipe, which the pipeline may refuse. Of several encoders that read a prompt
-        CLIP's limit is none."""
+    def _begun(self, r: Recipe, n: int = 1, grad: bool = False, loop: bool = True) -> Run:
+        """A session, which the pipeline may refuse. Of several encoders that read a prompt CLIP's limit is none."""
         self.memo.cut.clear()
         try:
-            run = begin()
+            run = Run(self, r, n, grad, loop)
         except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError, NameError) as e:
             raise Fault("prompt", said_by(self.family.cls, e)) from e
         parts = self.family.pipe.components
@@ -218,7 +210,7 @@ class Loaded:
         cuts = [(n, most) for by, n, most in self.memo.cut if not any(by is t for t in silent)]
         n, most = max(cuts, key=lambda c: c[0] - c[1], default=(0, 0))
         if cuts and not r.truncate:
-            (run.session if isinstance(run, Run) else run).cancel()
+            run.session.cancel()
             raise Fault("prompt", f"prompt: {n} tokens; must be at most {most}, or ask for truncation")
         run.cut = n - most
         return run
@@ -239,22 +231,10 @@ def read(
     return PipelineEngine(found, Settings(device, dtype), networks=networks).loaded
 
 
-def load(
-    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
-) -> Loaded:
-    """The same, tested. Fault of class config: it is not computed."""
-    from .admission import admit
-
-    loaded = read(folder, device, dtype, trust_class, family)
-    with torch.no_grad():
-        admit(loaded, lambda detail: None)
-    return loaded
-
-
 class Run:
-    """A session of n samples in canonical coordinates."""
+    """A session of n samples in canonical coordinates; without its loop it has encoded, and computes nothing."""
 
-    def __init__(self, of: Loaded, r: Recipe, n: int = 1, grad: bool = False):
+    def __init__(self, of: Loaded, r: Recipe, n: int, grad: bool, loop: bool):
         self.of, self.recipe, self.n, self.grad = of, r, n, grad
         if n > 1 and not any(c in of.family.call for c in COUNTS):
             raise Fault("protocol", f"rows: {n}; must be 1: {of.family.cls.__name__} makes one sample of a prompt")
@@ -262,7 +242,7 @@ class Run:
         """The tokens of its texts that are cut off."""
         self.session = Session(of.family.pipe, of.call_of(r, n), grad, of.shapes, of.memo, of.first)
         self.loop = self.session.begin()
-        self.shapes = [(s.shape, s.dtype) for s in self.session.first_states()]
+        self.shapes = [(s.shape, s.dtype) for s in (self.session.first_states() if loop else ())]
         self.grids = [Grid(s, self.loop) for s in self.session.schedulers]
 
     def velocity(self, y: torch.Tensor, sigma: float) -> torch.Tensor:

@@ -162,6 +162,10 @@ class Pipeline(Family):
         names = ("true_cfg_scale",) if embeds else ("true_cfg_scale", "guidance_scale")
         return next((n for n in names if n in self.call), "")
 
+    def default_scale(self) -> float:
+        """The default of that; 1 without."""
+        return float(self._default(self._guidance(), 1.0))
+
     def takes_guidance(self) -> bool:
         """Whether a row may have another scale than its recipe."""
         return bool(self._guidance())
@@ -228,8 +232,7 @@ class Pipeline(Family):
                 yield name, (library, cls)
 
     def card(self) -> dict[str, Any]:
-        s, guidance = self.settings, self._guidance()
-        scale = float(self._default(guidance, 1.0)) if guidance else 1.0
+        s, guidance, scale = self.settings, self._guidance(), self.default_scale()
         return super().card() | {
             "true_cfg_scale": float(s.get("true_cfg_scale", s.get("guidance_scale", scale))), "guidance": 0.0,
             "conditioning_bytes": self.conditioning_bytes, "conditioning_token_bytes": self.token_bytes,
@@ -259,20 +262,9 @@ class Pipeline(Family):
         return {part: self.check_part(part) for part in self.parts}
 
     def check_part(self, part: str) -> int:
-        library, name = self.parts[part]
-        base = importlib.import_module("diffusers").ModelMixin
-        cls = getattr(importlib.import_module(library), name, None)
-        if not isinstance(cls, type):
-            raise Fault("config", f"model_index.json: {part}: {name}; no class of {library}: try the newest")
-        if not hasattr(cls, "forward"):  # a processor
-            return 0
-        if "MultiControlNet" in name or name == "MultiAdapter":
+        if (name := self.parts[part][1]) == "MultiAdapter" or "MultiControlNet" in name:
             raise Fault("config", f"model_index.json: {part}: {name}; must be one of one image, not of several")
-        if self.folder.read(part, "config.json").get("quantization_config"):
-            raise Fault(
-                "config", f"{part}/config.json: quantization_config: set; must be absent: take the folder in bf16"
-            )
-        return self.folder.check_weights(part, "diffusers" if issubclass(cls, base) else "transformers")
+        return super().check_part(part)
 
     # What the loaded pipeline computes.
 
