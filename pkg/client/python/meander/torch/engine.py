@@ -12,13 +12,12 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from .family import Family, Prompt, Size
+from .family import Family, Prompt, Settings, Size
 from .faults import Fault, first_sentence
 from .weights import Weights, tensor_bytes
 
@@ -29,30 +28,6 @@ Tensors = dict[str, np.ndarray]
 """Arrays of a call by name."""
 Answer = tuple[dict[str, Any], list[tuple[str, np.ndarray]]]
 """What a call returns: fields of the header, and named arrays."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a model is loaded: device of torch, dtype (f32, bf16, f16), and whether rows are computed one at a time.
-
-    auto is an accelerator where torch has one, else the CPU; of a dtype bf16 on an accelerator, else f32.
-    """
-
-    device: str = "auto"
-    """cpu, cuda, cuda:N, mps, xpu or auto."""
-    dtype: str = "auto"
-    encoders: str = ""
-    """The device of the text encoders; empty: the same."""
-    deterministic: bool = False
-    """Whether rows are computed one at a time: their bits do not depend on each other."""
-    threads: int = 0
-    """Threads of torch on the CPU; 0: torch decides."""
-    max_rows: int = 64
-    """Rows of a call at most."""
-    compile: bool = False
-    """Whether torch.compile compiles the networks."""
-    vae_tiling: bool = False
-    """Whether the VAE decodes and encodes in tiles."""
 
 
 class Handles:

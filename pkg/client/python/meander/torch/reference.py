@@ -58,8 +58,7 @@ def _reference(a: argparse.Namespace) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     from . import families
-    from .engine import Settings
-    from .family import Size
+    from .family import Settings, Size
     from .faults import Fault
     from .folder import Folder
     from .sessions import PipelineEngine, media_of

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from .canonical import Grid, Point
-from .engine import Answer, Engine, Settings, Tensors, _array, compile_networks, is_out_of_memory
-from .family import Size, pack, unpack
+from .engine import Answer, Engine, Tensors, _array, compile_networks, is_out_of_memory
+from .family import Settings, Size, pack, unpack
 from .faults import Fault, first_sentence
 from .folder import Folder
 from .seam import Memo, Session, digest
