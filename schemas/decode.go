@@ -524,25 +524,19 @@ func (r *reader) takeBytes(n int) []byte {
 }
 
 // readListLen steps over the header of a list and returns its length.
-func (r *reader) readListLen() (int, bool) {
-	switch c := r.peekCode(); {
-	case c&0xf0 == codeFixArray:
-		r.pos++
-		return int(c & 0x0f), true
-	case c == codeArray16 || c == codeArray32:
-		return int(r.readBigEndian(2 << (c - codeArray16))), true
-	}
-	return 0, false
-}
+func (r *reader) readListLen() (int, bool) { return r.readLen(codeFixArray, codeArray16) }
 
 // readMapLen steps over the header of a map and returns its number of keys.
-func (r *reader) readMapLen() (int, bool) {
+func (r *reader) readMapLen() (int, bool) { return r.readLen(codeFixMap, codeMap16) }
+
+// readLen reads a length that is in the code short, or follows the code long or the one after it.
+func (r *reader) readLen(short, long byte) (int, bool) {
 	switch c := r.peekCode(); {
-	case c&0xf0 == codeFixMap:
+	case c&0xf0 == short:
 		r.pos++
 		return int(c & 0x0f), true
-	case c == codeMap16 || c == codeMap32:
-		return int(r.readBigEndian(2 << (c - codeMap16))), true
+	case c == long || c == long+1:
+		return int(r.readBigEndian(2 << (c - long))), true
 	}
 	return 0, false
 }
