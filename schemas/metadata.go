@@ -313,19 +313,14 @@ func (t *Truth) DecodeMsgpack(dec *msgpack.Decoder) error {
 	if err != nil {
 		return err
 	}
-	return truthPlan{}.set(t, &reader{data: raw})
+	return t.read(&reader{data: raw})
 }
 
-// truthPlan decodes a Truth.
-type truthPlan struct{}
+func decodeTruth(r *reader, v reflect.Value) error { return v.Addr().Interface().(*Truth).read(r) }
 
-func (p truthPlan) decode(r *reader, v reflect.Value) error {
-	return p.set(v.Addr().Interface().(*Truth), r)
-}
-
-// set reads the next value, whatever it is: a text as it is, null as none. A value beyond the limits of metadata is an
+// read takes the next value, whatever it is: a text as it is, null as none. A value beyond the limits of metadata is an
 // error.
-func (truthPlan) set(t *Truth, r *reader) error {
+func (t *Truth) read(r *reader) error {
 	*t = ""
 	if r.skipNull() {
 		return nil
