@@ -238,11 +238,11 @@ func TestDevice_MixesLoRAs(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer d.Close()
-			const height, width = 32, 48
+			const height, width = 32, 32
 			m, cond, x := opened(t, d, folder, height, width, 3)
 			defer m.Close()
 			of := []model.Model{m}
-			for _, weight := range []float64{1, 2, 3} {
+			for _, weight := range []float64{1, 2} {
 				n, err := m.Adapted(lora.Weighted{Adapter: a, Weight: weight})
 				if err != nil {
 					t.Fatal(err)
@@ -251,7 +251,7 @@ func TestDevice_MixesLoRAs(t *testing.T) {
 				of = append(of, n)
 			}
 			var rows []model.Row
-			for i, k := range []int{1, 0, 2, 1, 3, 2} {
+			for i, k := range []int{1, 0, 2, 1} {
 				sigma := []float32{0.7, 0.2}[i%2]
 				rows = append(rows, model.Row{X: x, Sigma: sigma, Conditioning: cond, Of: of[k], Dst: make([]float32, len(x))})
 			}
@@ -267,7 +267,7 @@ func TestDevice_MixesLoRAs(t *testing.T) {
 					t.Errorf("row %d has other bits than alone: relative L2 distance %.2g", i, distance(got, r.Dst))
 				}
 			}
-			if slices.Equal(rows[0].Dst, rows[4].Dst) {
+			if slices.Equal(rows[0].Dst, rows[2].Dst) {
 				t.Error("the LoRAs do not differ")
 			}
 		})
