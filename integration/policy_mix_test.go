@@ -75,21 +75,9 @@ func TestPolicy_OneCallOfVersions(t *testing.T) {
 		}
 		return run
 	}
-	made := func(run schemas.Run) (digests [2][32]byte) {
-		t.Helper()
-		for _, m := range bustest.Await(t, w.Bus, 2, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "g")) {
-			x := bustest.Decode[schemas.Trajectory](t, m)
-			digest, err := schemas.ContentDigest(x)
-			if err != nil || x.StopReason != schemas.StopCompleted {
-				t.Fatalf("%s: %+v, %v", run, x, err)
-			}
-			digests[x.SampleIndex] = digest
-		}
-		return digests
-	}
 	var alone [4][2][32]byte
 	for i := range asked {
-		alone[i] = made(ask("alone", i))
+		alone[i] = signDigests(t, w, ask("alone", i))
 	}
 	if alone[0] == alone[1] || alone[1] == alone[2] || alone[2] == alone[3] || mixedRows(t, counted) > 0 {
 		t.Fatal("the versions make the same, or were in one call")
@@ -108,7 +96,7 @@ func TestPolicy_OneCallOfVersions(t *testing.T) {
 		}
 		for i := range asked {
 			run := schemas.Run(fmt.Sprintf("%s-%d", name, i))
-			if made(run) != alone[i] {
+			if signDigests(t, w, run) != alone[i] {
 				t.Errorf("%s: other digests than alone", run)
 			}
 			bustest.Await(t, w.Bus, 1, schemas.StreamAdvantages, schemas.AdvantageSubject(run, "*"))
@@ -116,4 +104,18 @@ func TestPolicy_OneCallOfVersions(t *testing.T) {
 		}
 	}
 	t.Logf("%g samples of evaluations were beside other versions", mixedRows(t, counted))
+}
+
+// signDigests returns the digests of the two samples of publishSign.
+func signDigests(t *testing.T, w *world, run schemas.Run) (digests [2][32]byte) {
+	t.Helper()
+	for _, m := range bustest.Await(t, w.Bus, 2, schemas.StreamTrajectories, schemas.TrajectoryFilter(run, "g")) {
+		x := bustest.Decode[schemas.Trajectory](t, m)
+		digest, err := schemas.ContentDigest(x)
+		if err != nil || x.StopReason != schemas.StopCompleted {
+			t.Fatalf("%s: %+v, %v", run, x, err)
+		}
+		digests[x.SampleIndex] = digest
+	}
+	return digests
 }

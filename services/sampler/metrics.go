@@ -65,6 +65,7 @@ func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *i
 	return i
 }
 
+// countEvaluation counts an evaluation of the model for a batch, when it has ended, well or not.
 func (i *instruments) countEvaluation(batch []*attempt, places int, took time.Duration) {
 	samples, versions := len(batch), map[engine.Engine]bool{}
 	for _, a := range batch {

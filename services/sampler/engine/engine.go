@@ -91,8 +91,9 @@ type Engine interface {
 	// C] or [1, S, C], to which noise is added where from has Data. A fault of the request is a bus.TerminalError. It
 	// may be called concurrently, also with Step.
 	Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error)
-	// Step advances each episode, all of the bucket of one of the engine's, by one boundary. An error is one of the whole call; the fault of a
-	// single episode, which was then tried alone, is for its Take. One goroutine at a time calls it for an episode.
+	// Step advances each episode, all of the bucket of one of the engine's, by one boundary. An error is one of the
+	// whole call; the fault of a single episode, which was then tried alone, is for its Take. One goroutine at a time
+	// calls it for an episode.
 	Step(ctx context.Context, episodes []Episode) error
 }
 

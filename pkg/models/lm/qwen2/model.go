@@ -244,8 +244,8 @@ func (m *Model) checkRows(rows []lm.Row) error {
 	return nil
 }
 
-// part is some tokens (ids) of a sequence of a model in one pass. rows are its rows in the cache, up to the last of ids. logits
-// are those after the last of ids, or after each.
+// part is some tokens (ids) of a sequence of a model in one pass. rows are its rows in the cache, up to the last of ids.
+// logits are those after the last of ids, or after each.
 type part struct {
 	of     *Model
 	rows   []int32
@@ -285,8 +285,8 @@ func (m *Model) forwardParts(ctx context.Context, s tensor.Session, parts []part
 	for i, p := range parts {
 		from, n := len(ids), len(p.ids)
 		if i == 0 || p.of != parts[i-1].of {
-			pasts, decoders = append(pasts, nn.Past{Cache: p.of.cache.matrix, From: from}), append(decoders, p.of.decoder)
-			counts = append(counts, 0)
+			pasts = append(pasts, nn.Past{Cache: p.of.cache.matrix, From: from})
+			decoders, counts = append(decoders, p.of.decoder), append(counts, 0)
 		}
 		k := len(pasts) - 1
 		past := &pasts[k]

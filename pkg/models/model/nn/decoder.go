@@ -251,8 +251,8 @@ type Past struct {
 }
 
 // Forward writes the hidden states of tokens after the last layer, before the final norm, to x [L, width]. Without
-// a past the tokens are one sequence from its beginning; a pass may have several, with a cache each. The bits of a token
-// depend neither on the other sequences of a pass, nor on how a sequence is split into passes.
+// a past the tokens are one sequence from its beginning; a pass may have several pasts, with a cache each. The bits of
+// a token depend neither on the other sequences of a pass, nor on how a sequence is split into passes.
 func (t *Decoder) Forward(s tensor.Session, x tensor.Matrix, ids []int32, pasts ...Past) {
 	c := t.Config
 	d, n, kv := c.Width, len(ids), c.kv()

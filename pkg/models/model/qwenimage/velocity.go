@@ -51,7 +51,8 @@ func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size)
 // Mix implements lora.Mixer: adapters leave the norms, which tell checkpoints apart.
 func (m *Model) Mix() any { return m.transformer.textRMS }
 
-// sortRows returns rows with those of one model one after the other, and the model of each; rows and nil if all are of m.
+// sortRows returns rows with those of one model one after the other, and the model of each; rows and nil if all are of
+// m.
 func (m *Model) sortRows(rows []model.Row) (sorted []model.Row, of []*Model, err error) {
 	if !slices.ContainsFunc(rows, func(r model.Row) bool { return r.Of != nil && r.Of != model.Model(m) }) {
 		return rows, nil, nil
@@ -250,8 +251,8 @@ func (b *batch) sigmas(from int, rows []int32) []float32 {
 	return out
 }
 
-// modulations returns the modulations of sigmas by model m [sigmas, modulationSize]. Those that the device does not have
-// yet are computed together, and keepModulations gets them.
+// modulations returns the modulations of sigmas by model m [sigmas, modulationSize]. Those that the device does not
+// have yet are computed together, and keepModulations gets them.
 func (b *batch) modulations(s tensor.Session, m *Model, sigmas []float32) tensor.Matrix {
 	size := m.transformer.modulationSize()
 	held := make([]tensor.Matrix, len(sigmas))

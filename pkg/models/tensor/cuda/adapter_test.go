@@ -253,7 +253,8 @@ func TestDevice_MixesLoRAs(t *testing.T) {
 			var rows []model.Row
 			for i, k := range []int{1, 0, 2, 1} {
 				sigma := []float32{0.7, 0.2}[i%2]
-				rows = append(rows, model.Row{X: x, Sigma: sigma, Conditioning: cond, Of: of[k], Dst: make([]float32, len(x))})
+				v := make([]float32, len(x))
+				rows = append(rows, model.Row{X: x, Sigma: sigma, Conditioning: cond, Of: of[k], Dst: v})
 			}
 			if err := m.Velocity(t.Context(), rows, media.ImageSize(height, width)); err != nil {
 				t.Fatal(err)

@@ -106,7 +106,7 @@ func TestTokenEngine_MixesVersions(t *testing.T) {
 		t.Errorf("%v: %v\nwant %v", faults, got, want)
 	}
 	few := twoVersions(t, 1<<16)
-	t.Logf("the cache has room for %d tokens; answers have %d to %d", few[0].card.CacheTokens, len(want[0]), len(want[1]))
+	t.Logf("the cache has room for %d tokens; an answer has %d", few[0].card.CacheTokens, len(want[0]))
 	of := []*tokenEngine{few[0], few[1], few[1], few[1], few[1], few[1]}
 	for i := range of {
 		ids, _ := answers(t, slices.Repeat([]*tokenEngine{e[min(i, 1)]}, i+1)...)

@@ -259,8 +259,8 @@ func (e *tokenEngine) Step(ctx context.Context, episodes []engine.Episode) error
 	return nil
 }
 
-// evaluateFitting evaluates what fits into the cache. Where it is full, each model's samples are evaluated alone: it has
-// a cache of its own.
+// evaluateFitting evaluates what fits into the cache. Where it is full, each model's samples are evaluated alone: it
+// has a cache of its own.
 func (e *tokenEngine) evaluateFitting(ctx context.Context, of []*tokenEpisode) error {
 	for len(of) > 0 {
 		faults, err := e.evaluate(ctx, of)
