@@ -244,8 +244,8 @@ func (m *Model) checkRows(rows []lm.Row) error {
 	return nil
 }
 
-// part is some tokens (ids) of a sequence of a model in one pass. rows are its rows in the cache, up to the last of ids.
-// logits are those after the last of ids, or after each.
+// part is some tokens (ids) of a sequence of a model in one pass. rows are its rows in the cache, up to the last of
+// ids. logits are those after the last of ids, or after each.
 type part struct {
 	of     *Model
 	rows   []int32
