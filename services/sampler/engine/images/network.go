@@ -186,7 +186,7 @@ func (n *Network) stateShape(r *schemas.Request) ([]int64, error) {
 
 // CheckSchedule refuses a model by whose schedule neither a rollout nor scheduled sampling can be made.
 func CheckSchedule(c model.Card) error {
-	if c.Pipeline != nil && c.Pipeline.RandomAccess == "" {
+	if c.Pipeline != nil && c.Pipeline.RandomAccess == "" && c.Grid != model.GridDiffusion {
 		return nil // its grid is not known yet
 	}
 	noise, err := scheduled.ParseNoise(c.SchedulerConfig)

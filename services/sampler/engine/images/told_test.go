@@ -46,3 +46,25 @@ func TestScheduleDiffers(t *testing.T) {
 		}
 	}
 }
+
+// A pipeline that is not tested yet has no grid, but that its scheduler is one whose grid is not computed is known.
+func TestCheckSchedule_Untested(t *testing.T) {
+	card := model.Card{
+		Name: "m", Grid: model.GridPipeline, Mu: model.MuNone, LatentChannels: 64, PixelsPerToken: 16, NumInferenceSteps: 4,
+		Size: model.Size{Frames: 1, Height: 64, Width: 64}, Pipeline: &model.Pipeline{Class: "EditPipeline"},
+		SchedulerConfig: []byte(`{"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}`),
+	}
+	if err := images.CheckSchedule(card); err != nil {
+		t.Errorf("flow: %v", err)
+	}
+	card.Grid = model.GridDiffusion
+	for want, scheduler := range map[string]string{
+		"use_exponential_sigmas: true":     `{"_class_name": "EulerDiscreteScheduler", "use_exponential_sigmas": true}`,
+		`_class_name: "EDMEulerScheduler"`: `{"_class_name": "EDMEulerScheduler"}`,
+	} {
+		card.SchedulerConfig = []byte(scheduler)
+		if err := images.CheckSchedule(card); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}

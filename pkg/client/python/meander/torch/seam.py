@@ -167,7 +167,7 @@ def _seam_of(base: Any) -> Any:
 
 class Ghost:
     """A network as its pipeline sees it. In turns whose output is not read it answers with zeros of the shapes that it
-    gave for such inputs before."""
+    gave for such inputs before, or of those of the inputs that all it ever gave was shaped as."""
 
     def __init__(self, network: Any, session: Session, shapes: dict[Any, Any]):
         vars(self).update(_network=network, _session=session, _shapes=shapes)
@@ -185,13 +185,19 @@ class Ghost:
         self._session.calls += 1
         if self._session.unread and key in self._shapes:
             return _each(self._shapes[key], _Like, lambda v: v.full(0))
-        like = self._shapes.get(key)
+        inputs, like, own = _tensors([args, kwargs]), self._shapes.get(key), id(self._network)
+        if self._session.unread and (at := self._shapes.get(own)) is not None:
+            return _each(at, int, lambda i: torch.zeros_like(inputs[i]))
         if self._session.joint:
             out = self._session._park("network", (self._network, args, kwargs), like)
         else:
             out = self._network(*args, **kwargs)
         if like is None:
             self._shapes[key] = _each(out, torch.Tensor, _Like)
+            shapes, at = [x.shape for x in inputs], None
+            if all(x.shape in shapes for x in _tensors(out)):
+                at = _each(out, torch.Tensor, lambda x: shapes.index(x.shape))
+            self._shapes[own] = at if self._shapes.get(own, at) == at else None
         return out
 
 
@@ -214,6 +220,14 @@ def _shape(v: Any) -> Any:
     if isinstance(v, list | tuple):
         return tuple(_shape(x) for x in v)
     return v if isinstance(v, int | str | None) else type(v)
+
+
+def _tensors(v: Any) -> list[torch.Tensor]:
+    """Those in a value."""
+    if isinstance(v, torch.Tensor):
+        return [v]
+    within = v.values() if isinstance(v, dict) else v if isinstance(v, list | tuple) else ()
+    return [t for x in within for t in _tensors(x)]
 
 
 def _fill(v: Any, given: Any) -> None:

@@ -356,7 +356,8 @@ def said_by(cls: Any, e: BaseException) -> str:
     while at.tb_next:
         at = at.tb_next
     where = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
-    return f"{cls.__name__} fails in its own code, {where}: {type(e).__name__}: {e}"[:2000]
+    tiles = ": --vae-tiling has it decode in tiles" if isinstance(e, NotImplementedError) and "tiling" in str(e) else ""
+    return f"{cls.__name__} fails in its own code, {where}: {type(e).__name__}: {e}{tiles}"[:2000]
 
 
 class PipelineEngine(Engine):

@@ -148,7 +148,10 @@ class Pipeline(Family):
         source = inspect.getsource(inspect.unwrap(self.cls.__call__)) if name else ""
         told = re.search(r"num_frames = (\d+)\n|config\.(\w+_frames)( \* self\.vae_scale_factor_temporal)?\n", source)
         number, key, latent = told.groups() if told else ("1", "", "")
-        return int(self._default(name, number or int(self.config.get(key) or 1) * (self.temporal if latent else 1)))
+        frames = int(self._default(name, number or int(self.config.get(key) or 1) * (self.temporal if latent else 1)))
+        unless = re.search(r"num_frames = (\d+) if not (\w+) else num_frames\n", source)
+        frames = int(unless[1]) if unless and not self._default(unless[2], False) else frames
+        return frames - (frames - 1) % self.temporal
 
     def size(self) -> Size:
         """The default size, of meander.json or the pipeline."""
