@@ -312,7 +312,8 @@ class Memo:
 
 
 def _generators(args: Any, kwargs: Any) -> list[torch.Generator]:
-    return [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Generator)]
+    each = (v if isinstance(v, list) else [v] for v in (*args, *kwargs.values()))
+    return [g for values in each for g in values if isinstance(g, torch.Generator)]
 
 
 def digest(v: Any) -> str:

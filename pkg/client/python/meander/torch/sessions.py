@@ -147,6 +147,10 @@ class Loaded:
             raise Fault("prompt", f"arguments: {lacks[0]}: missing; {self.family.cls.__name__} needs it")
         return out
 
+    def takes_video(self, r: Recipe) -> bool:
+        """Whether a recipe has a video, which says how many frames states have."""
+        return any(c["type"] == "video" and c["name"] in r.conditions for c in self.family.conditions)
+
     def call_of(self, r: Recipe, n: int = 1) -> dict[str, Any]:
         """The arguments of the pipeline's call for n samples of a recipe. Fault of class condition: one is not kept."""
         takes, out = self.family.call, dict(r.arguments)
@@ -322,7 +326,7 @@ class Run:
         if flat.shape[1] != sum(sizes):
             raise Fault(
                 "latents", f"x: {flat.shape[1]} elements a row; must be {sum(sizes)}, those of the pipeline's state at "
-                f"{self.recipe.size}"
+                f"{self.recipe.size}{': its video must have as many frames' * self.of.takes_video(self.recipe)}"
             )  # fmt: skip
         f, parts = self.of.family, flat.split(sizes, 1)
         if f.packed:
