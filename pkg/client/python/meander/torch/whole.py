@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import itertools
 import json
 import math
 import re
@@ -24,7 +25,7 @@ from .family import MAX_FRAMES, TOKENIZERS, Family, Size
 from .faults import Fault, first_sentence
 from .folder import Folder
 
-_MOST_TEMPORAL, _MOST_CHANNELS = 64, 4096  # of a card
+_MOST_TEMPORAL, _MOST_CHANNELS, _MOST_OF_TRACKS = 64, 4096, 1 << 24  # of a card; of tracks of whatever sizes
 _CLASSES = Path(__file__).with_name("classes.json")
 COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 """Arguments of pipelines for the number of samples of a prompt."""
@@ -67,6 +68,8 @@ class Pipeline(Family):
         self.call = dict(list(inspect.signature(inspect.unwrap(self.cls.__call__)).parameters.items())[1:])
         self.pixels = self.scale = self._scale()
         """Pixels of an element of what the VAE encodes, and of what the card calls one."""
+        self.steps = self._default("num_inference_steps", 50)
+        self.prompts = max(1, sum(n in self.call for n in _TEXTS))
         self.patch, self.packed = (1, 1, 1), False
         """packed: whether states are grids, of which meander has the tokens as networks do, patch by patch."""
         self.temporal = self._temporal()
@@ -143,7 +146,6 @@ class Pipeline(Family):
         return int(self._default("height", edges[-2:][0])), int(self._default("width", edges[-1]))
 
     def default_frames(self) -> int:
-        """The frames that the pipeline makes where none are asked for; 1 of an image."""
         name = next((n for n in _FRAMES if n in self.call), "")
         source = inspect.getsource(inspect.unwrap(self.cls.__call__)) if name else ""
         told = re.search(r"num_frames = (\d+)\n|config\.(\w+_frames)( \* self\.vae_scale_factor_temporal)?\n", source)
@@ -153,10 +155,8 @@ class Pipeline(Family):
         frames = int(unless[1]) if unless and not self._default(unless[2], False) else frames
         return frames - (frames - 1) % self.temporal
 
-    def size(self) -> Size:
-        """The default size, of meander.json or the pipeline."""
-        s, (height, width), frames = self.settings, self.default_size(), self.default_frames()
-        return Size(int(s.get("frames", frames)), int(s.get("height", height)), int(s.get("width", width)))
+    def default_fps(self) -> float:
+        return float(self._default("frame_rate", self._default("fps", 16.0)) if self.makes_video() else 0.0)
 
     def _guidance(self) -> str:
         """The argument that scales classifier-free guidance: not guidance_scale where it is an input of the network."""
@@ -165,6 +165,10 @@ class Pipeline(Family):
         embeds = self.config.get("guidance_embeds", known and known.default)
         names = ("true_cfg_scale",) if embeds else ("true_cfg_scale", "guidance_scale")
         return next((n for n in names if n in self.call), "")
+
+    def default_scale(self) -> float:
+        """The default of that; 1 without."""
+        return float(self._default(self._guidance(), 1.0))
 
     def takes_guidance(self) -> bool:
         """Whether a row may have another scale than its recipe."""
@@ -232,26 +236,12 @@ class Pipeline(Family):
                 yield name, (library, cls)
 
     def card(self) -> dict[str, Any]:
-        s, size = self.settings, self.size()
-        guidance = self._guidance()
-        scale = float(self._default(guidance, 1.0)) if guidance else 1.0
-        video = self.makes_video()
-        return {
-            "class": self.folder.class_name, "family": self.slug,
-            "latent": {
-                "channels": self.channels, "patch": list(self.patch), "scale": self.scale, "temporal": self.temporal,
-            },
-            "size": vars(size).copy(),
-            "fps": float(s.get("fps", self._default("frame_rate", self._default("fps", 16.0)) if video else 0.0)),
-            "steps": int(s.get("num_inference_steps", self._default("num_inference_steps", 50))),
+        s, guidance, scale = self.settings, self._guidance(), self.default_scale()
+        return super().card() | {
             "true_cfg_scale": float(s.get("true_cfg_scale", s.get("guidance_scale", scale))), "guidance": 0.0,
-            "cfg_rule": self.cfg_rule, "boundary_ratio": 0.0, "negative_prompt": "", "conditioning": [],
-            "max_prompt_tokens": 512, "prompts": max(1, sum(n in self.call for n in _TEXTS)),
-            "max_pixels": self.max_pixels(), "conditioning_bytes": self.conditioning_bytes,
-            "conditioning_token_bytes": self.token_bytes,
+            "conditioning_bytes": self.conditioning_bytes, "conditioning_token_bytes": self.token_bytes,
             "grid": self.grid_name if self.prediction() == "flow" else "diffusion",
             "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
-            "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": self.max_frames(),
             "scheduler": self.scheduler,
             "pipeline": {
                 "class": self.cls.__name__, "prediction": self.prediction(), "random_access": self.access,
@@ -276,33 +266,15 @@ class Pipeline(Family):
         return {part: self.check_part(part) for part in self.parts}
 
     def check_part(self, part: str) -> int:
-        library, name = self.parts[part]
-        base = importlib.import_module("diffusers").ModelMixin
-        cls = getattr(importlib.import_module(library), name, None)
-        if not isinstance(cls, type):
-            raise Fault("config", f"model_index.json: {part}: {name}; no class of {library}: try the newest")
-        if not hasattr(cls, "forward"):  # a processor
-            return 0
-        if "MultiControlNet" in name or name == "MultiAdapter":
+        if (name := self.parts[part][1]) == "MultiAdapter" or "MultiControlNet" in name:
             raise Fault("config", f"model_index.json: {part}: {name}; must be one of one image, not of several")
-        if self.folder.read(part, "config.json").get("quantization_config"):
-            raise Fault(
-                "config", f"{part}/config.json: quantization_config: set; must be absent: take the folder in bf16"
-            )
-        return self.folder.check_weights(part, "diffusers" if issubclass(cls, base) else "transformers")
+        return super().check_part(part)
 
     # What the loaded pipeline computes.
 
     def load(self, dtype: Any, device: Any, say: Any, encoders: Any = None, networks: str = "") -> Any:
-        """Returns the pipeline on a device, its text encoders and networks on others where given. Fault of class
-        config: a part that cannot be read."""
         canonical = importlib.import_module("meander.torch.canonical")
-        sizes, done, parts = self.check(), 0, dict[str, Any]()
-        for part, size in sizes.items():
-            if size:
-                say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
-                parts[part] = self.load_part(part, dtype)
-                done += size
+        parts = self.load_parts(dtype, say, lambda part: "cpu")
         # Of a processor, which takes images, too, the tokenizer is enough; diffusers would want its class.
         processors = [part for part in self.folder.index if self.folder.named_class(part) == "PixtralProcessor"]
         of_llama = (part for part in self.folder.index if self.folder.splits_bytes_for_llama(part))
@@ -370,14 +342,14 @@ class Pipeline(Family):
             edge = int(exact) if exact == int(exact) else edge
         frames = size.frames
         others = [t for t in range(min(frames - 1, _MOST_TEMPORAL), 0, -1) if (frames - 1) % t == 0]
-        for temporal in (self.temporal, *others):  # others: for the default size alone
+        for most, temporal in itertools.product((_MOST_CHANNELS, _MOST_OF_TRACKS), (self.temporal, *others)):
             deep = (frames - 1) // temporal + 1
             for e in range(edge, max(size.height, size.width) + 1):
                 if size.height % e or size.width % e or elements % (deep * (size.height // e) * (size.width // e)):
                     continue
                 channels = elements // (deep * (size.height // e) * (size.width // e))
                 for p in range(1, 65):
-                    if e % p == 0 and channels % (p * p) == 0 and channels // (p * p) <= _MOST_CHANNELS:
+                    if e % p == 0 and channels % (p * p) == 0 and channels // (p * p) <= most:
                         self.scale, self.patch, self.channels = e // p, (1, p, p), channels // (p * p)
                         self.temporal = temporal
                         return

@@ -103,7 +103,7 @@ def test_a_long_default_size_is_not_computed(tmp_path, name, frames):
     assert card["size"]["frames"] == frames and card["size"]["width"] > 700
     at = card["pipeline"]["admitted"]
     assert at["height"] * at["width"] <= 96 * 96
-    assert max(seen) * 16 < card["pipeline"]["tracks"][0]["elements"]
+    assert max(seen) * 8 < card["pipeline"]["tracks"][0]["elements"]
 
 
 def test_a_default_of_frames_that_no_tokens_cover_is_less(tmp_path):
