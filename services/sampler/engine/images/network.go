@@ -135,7 +135,11 @@ func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 				return v, err
 			}
 		}
-		return n.canaryAt(ctx, card, card.Size)
+		v, err := n.canaryAt(ctx, card, card.Size)
+		if err != nil {
+			err = fmt.Errorf("at the default size, %v, of which meander.json may have another: %w", card.Size, err)
+		}
+		return v, err
 	})
 }
 

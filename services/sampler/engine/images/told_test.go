@@ -1,9 +1,12 @@
 package images_test
 
 import (
+	"context"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
@@ -65,6 +68,41 @@ func TestCheckSchedule_Untested(t *testing.T) {
 		card.SchedulerConfig = []byte(scheduler)
 		if err := images.CheckSchedule(card); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// small is a pipeline that was tested at 8 x 8, where it may have other states than its card says.
+type small struct {
+	editor
+	others bool
+	sizes  *[]model.Size
+}
+
+func (small) Card() model.Card {
+	return model.Card{
+		LatentChannels: 4, PixelsPerToken: 8, MaxPixels: 1 << 20, Size: media.ImageSize(64, 64),
+		Pipeline: &model.Pipeline{Admitted: media.ImageSize(8, 8)},
+	}
+}
+
+func (s small) Velocity(_ context.Context, _ []model.Row, size model.Size) error {
+	*s.sizes = append(*s.sizes, size)
+	if s.others && size.Height == 8 {
+		return model.ErrLatents
+	}
+	return nil
+}
+
+// A canary takes no longer than a turn of the test that the pipeline has passed.
+func TestCanary_SizeOfTheTest(t *testing.T) {
+	for others, want := range map[bool][]model.Size{
+		false: {media.ImageSize(8, 8)}, true: {media.ImageSize(8, 8), media.ImageSize(64, 64)},
+	} {
+		var sizes []model.Size
+		n := &images.Network{Model: small{others: others, sizes: &sizes}}
+		if _, err := n.Canary(t.Context()); err != nil || !slices.Equal(sizes, want) {
+			t.Errorf("others %v: at %v, want %v: %v", others, sizes, want, err)
 		}
 	}
 }

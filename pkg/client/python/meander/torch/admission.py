@@ -66,7 +66,7 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
             for (s, _), name in zip(run.shapes, ("latents", "audio", "third"), strict=False)
         ]
     loaded.first = True
-    small = recipe if told else _follower(loaded, [least, _smaller(family, _EDGES[-1], 3)], recipe)
+    small = recipe if told else _small(loaded, least, recipe)
     family.admitted = at = vars(small.size).copy()
 
     def testing(what: str) -> None:
@@ -173,17 +173,14 @@ def _follows(loaded: Loaded, run: Run) -> bool:
     return sum(s.numel() for s, _ in run.shapes) == math.prod(loaded.family.latent_shape(run.recipe.size))
 
 
-def _follower(loaded: Loaded, sizes: list[Size | None], otherwise: Recipe) -> Recipe:
-    """The recipe of the first of small sizes at which the pipeline has states that the card says, where it must."""
-    for size in sizes:
-        try:
-            probe = recipe_of(loaded, size)
-            with _session(loaded, probe) as run:
-                if size and (_follows(loaded, run) or not loaded.family.packed):
-                    return probe
-        except (Fault, RuntimeError):
-            pass
-    return otherwise
+def _small(loaded: Loaded, least: Size | None, otherwise: Recipe) -> Recipe:
+    """The recipe of the least size that the pipeline accepts, where it has states that the card says if it must."""
+    try:
+        probe = recipe_of(loaded, least or _smaller(loaded.family, _EDGES[-1], 3))
+        with _session(loaded, probe) as run:
+            return probe if not loaded.family.packed or _follows(loaded, run) else otherwise
+    except (Fault, RuntimeError):
+        return otherwise
 
 
 def _find_grid(loaded: Loaded, sizes: list[Size]) -> None:
