@@ -120,8 +120,8 @@ const (
 	canarySide  = 4 // tokens
 )
 
-// Canary evaluates the velocity at noise of a fixed seed, see engine.Canary: of a pipeline at the small size that it was
-// tested at, or at the default size where it has other states there than its card says.
+// Canary evaluates the velocity at noise of a fixed seed, see engine.Canary: of a pipeline at the small size that it
+// was tested at, or at the default size where it has other states there than its card says.
 func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	return engine.Canary("velocity", func() ([]float32, error) {
 		card := n.Model.Card()

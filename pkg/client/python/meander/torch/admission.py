@@ -183,6 +183,13 @@ def _small(loaded: Loaded, least: Size | None, otherwise: Recipe) -> Recipe:
         return otherwise
 
 
+def _fits(family: Pipeline, size: Size) -> bool:
+    """Whether a size is one by the card, which may be of the default size alone."""
+    with contextlib.suppress(Fault):
+        return bool(family.latent_shape(size))
+    return False
+
+
 def _find_grid(loaded: Loaded, sizes: list[Size]) -> None:
     """Finds by which rule the pipeline makes its sigmas, which two sizes show. Where hosts know none, the card has them
     for some numbers of steps: of the default size alone, where they are others at the second one."""
@@ -193,6 +200,7 @@ def _find_grid(loaded: Loaded, sizes: list[Size]) -> None:
         with _session(loaded, recipe_of(loaded, size, steps)) as run:
             return run.grids[0]
 
+    sizes = [s for s in dict.fromkeys(sizes) if _fits(family, s)]
     tried = {(size, n): grid_of(size, n) for size in sizes for n in _TRIED}
     grid = tried[sizes[0], _STEPS]
     if grid.kind == "flow":
@@ -203,7 +211,7 @@ def _find_grid(loaded: Loaded, sizes: list[Size]) -> None:
                 family.grid_name, family.mu_name = name, mu
                 break
         else:
-            fixed = sizes[0] != sizes[1] and tried[sizes[1], _STEPS].sigmas == grid.sigmas
+            fixed = len(sizes) > 1 and tried[sizes[1], _STEPS].sigmas == grid.sigmas
             at = sizes[0] if fixed else family.size()
             steps, found = sorted({*_USUAL, family.card()["steps"]}), []
             for n in steps:
