@@ -60,7 +60,7 @@ func cardOf(folder *safetensors.Folder, dir string, c wire.Card) (card model.Car
 		c.Latent.Temporal)
 	f.Within("max_frames", c.MaxFrames, 0, maxFrames)
 	f.Check(p[1] == p[2], "patch: %v; must be square", p)
-	f.Within("channels", c.Latent.Channels, 1, 1<<12)
+	f.Within("channels", c.Latent.Channels, 1, 1<<24)
 	f.Within("patch", p[1], 1, 64)
 	f.Within("scale", c.Latent.Scale, 1, 1<<10)
 	f.Check(c.Prompts >= 1 && c.Prompts <= 3, "prompts: %d; must be 1 to 3", c.Prompts)

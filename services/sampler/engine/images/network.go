@@ -120,36 +120,47 @@ const (
 	canarySide  = 4 // tokens
 )
 
-// Canary evaluates the velocity at noise of a fixed seed, see engine.Canary.
+// Canary evaluates the velocity at noise of a fixed seed, see engine.Canary: of a pipeline at the small size that it
+// was tested at, or at the default size where it has other states there than its card says.
 func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	return engine.Canary("velocity", func() ([]float32, error) {
 		card := n.Model.Card()
-		side := canarySide * card.PixelsPerToken
-		size := media.ImageSize(side, side)
-		tokens, err := card.Tokens(size)
-		if err != nil {
-			return nil, err
+		if card.Pipeline == nil {
+			side := canarySide * card.PixelsPerToken
+			return n.canaryAt(ctx, card, media.ImageSize(side, side))
 		}
-		cond, err := n.probe(ctx, card)
-		if err != nil {
-			return nil, err
-		}
-		if card.Pipeline != nil {
-			size = card.Size
-			if tokens, err = card.Tokens(size); err != nil {
-				return nil, err
+		if _, err := card.Tokens(card.Pipeline.Admitted); err == nil {
+			v, err := n.canaryAt(ctx, card, card.Pipeline.Admitted)
+			if !errors.Is(err, model.ErrLatents) {
+				return v, err
 			}
 		}
-		x, v := make([]float32, tokens*card.LatentChannels), make([]float32, tokens*card.LatentChannels)
-		flow.InitialNoise(x, engine.CanarySeed)
-		row := model.Row{X: x, Sigma: canarySigma, Conditioning: cond, Guidance: float32(card.Guidance), Dst: v}
-		return v, n.Model.Velocity(ctx, []model.Row{row}, size)
+		v, err := n.canaryAt(ctx, card, card.Size)
+		if err != nil {
+			err = fmt.Errorf("at the default size, %v, of which meander.json may have another: %w", card.Size, err)
+		}
+		return v, err
 	})
 }
 
-// probe encodes the negative prompt; for a pipeline also a grey image, at the default size, for each file and something
-// for each argument that it needs.
-func (n *Network) probe(ctx context.Context, card model.Card) (*model.Conditioning, error) {
+func (n *Network) canaryAt(ctx context.Context, card model.Card, size media.Size) ([]float32, error) {
+	tokens, err := card.Tokens(size)
+	if err != nil {
+		return nil, err
+	}
+	cond, err := n.probe(ctx, card, size)
+	if err != nil {
+		return nil, err
+	}
+	x, v := make([]float32, tokens*card.LatentChannels), make([]float32, tokens*card.LatentChannels)
+	flow.InitialNoise(x, engine.CanarySeed)
+	row := model.Row{X: x, Sigma: canarySigma, Conditioning: cond, Guidance: float32(card.Guidance), Dst: v}
+	return v, n.Model.Velocity(ctx, []model.Row{row}, size)
+}
+
+// probe encodes the negative prompt; for a pipeline also a grey image of a size for each file and something for each
+// argument that it needs.
+func (n *Network) probe(ctx context.Context, card model.Card, size media.Size) (*model.Conditioning, error) {
 	if card.Pipeline == nil {
 		conds, err := n.Model.Encode(ctx, []string{card.NegativePrompt})
 		if err != nil {
@@ -158,7 +169,7 @@ func (n *Network) probe(ctx context.Context, card model.Card) (*model.Conditioni
 		return conds[0], nil
 	}
 	r := &model.Recipe{
-		Texts: model.Texts{card.NegativePrompt}, Size: card.Size, Arguments: map[string]any{},
+		Texts: model.Texts{card.NegativePrompt}, Size: size, Arguments: map[string]any{},
 	}
 	if card.Pipeline.Guidance != "" {
 		r.Guidance = card.TrueCFGScale
@@ -186,7 +197,7 @@ func (n *Network) stateShape(r *schemas.Request) ([]int64, error) {
 
 // CheckSchedule refuses a model by whose schedule neither a rollout nor scheduled sampling can be made.
 func CheckSchedule(c model.Card) error {
-	if c.Pipeline != nil && c.Pipeline.RandomAccess == "" {
+	if c.Pipeline != nil && c.Pipeline.RandomAccess == "" && c.Grid != model.GridDiffusion {
 		return nil // its grid is not known yet
 	}
 	noise, err := scheduled.ParseNoise(c.SchedulerConfig)

@@ -1,9 +1,12 @@
 package images_test
 
 import (
+	"context"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/meander-rl/meander/pkg/models/media"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/sampling"
 	"github.com/meander-rl/meander/services/sampler/engine/images"
@@ -43,6 +46,63 @@ func TestScheduleDiffers(t *testing.T) {
 	} {
 		if got := told(change); !strings.Contains(got, want) {
 			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// A pipeline that is not tested yet has no grid, but that its scheduler is one whose grid is not computed is known.
+func TestCheckSchedule_Untested(t *testing.T) {
+	card := model.Card{
+		Name: "m", Grid: model.GridPipeline, Mu: model.MuNone, LatentChannels: 64, PixelsPerToken: 16, NumInferenceSteps: 4,
+		Size: model.Size{Frames: 1, Height: 64, Width: 64}, Pipeline: &model.Pipeline{Class: "EditPipeline"},
+		SchedulerConfig: []byte(`{"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}`),
+	}
+	if err := images.CheckSchedule(card); err != nil {
+		t.Errorf("flow: %v", err)
+	}
+	card.Grid = model.GridDiffusion
+	for want, scheduler := range map[string]string{
+		"use_exponential_sigmas: true":     `{"_class_name": "EulerDiscreteScheduler", "use_exponential_sigmas": true}`,
+		`_class_name: "EDMEulerScheduler"`: `{"_class_name": "EDMEulerScheduler"}`,
+	} {
+		card.SchedulerConfig = []byte(scheduler)
+		if err := images.CheckSchedule(card); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// small is a pipeline that was tested at 8 x 8, where it may have other states than its card says.
+type small struct {
+	editor
+	others bool
+	sizes  *[]model.Size
+}
+
+func (small) Card() model.Card {
+	return model.Card{
+		LatentChannels: 4, PixelsPerToken: 8, MaxPixels: 1 << 20, Size: media.ImageSize(64, 64),
+		Pipeline: &model.Pipeline{Admitted: media.ImageSize(8, 8)},
+	}
+}
+
+func (s small) Velocity(_ context.Context, _ []model.Row, size model.Size) error {
+	*s.sizes = append(*s.sizes, size)
+	if s.others && size.Height == 8 {
+		return model.ErrLatents
+	}
+	return nil
+}
+
+// A canary takes no longer than a turn of the test that the pipeline has passed.
+func TestCanary_SizeOfTheTest(t *testing.T) {
+	for others, want := range map[bool][]model.Size{
+		false: {media.ImageSize(8, 8)}, true: {media.ImageSize(8, 8), media.ImageSize(64, 64)},
+	} {
+		var sizes []model.Size
+		n := &images.Network{Model: small{others: others, sizes: &sizes}}
+		if _, err := n.Canary(t.Context()); err != nil || !slices.Equal(sizes, want) {
+			t.Errorf("others %v: at %v, want %v: %v", others, sizes, want, err)
 		}
 	}
 }

@@ -40,7 +40,7 @@ _EULERS = {
 }  # fmt: skip
 """Schedulers whose own steps are Euler's in canonical coordinates."""
 _EDGES, _UNIT = (64, 256), 32  # of small sizes: edges of squares of their pixels, and what edges are multiples of
-_FEW = 1 << 18  # pixels of all frames of a default size at which a turn is made in any case
+_FEW = 1 << 12  # pixels of all frames of a default size at which a turn is made in any case
 _CLOSE = {torch.float32: 1e-5}
 _CLOSE_16 = 5e-2
 _SCALES, _NEGATIVE = (2.0, 5.0), "negative_prompt"  # scales at which a pipeline is guided
@@ -49,13 +49,13 @@ _SCALARS: dict[str, Any] = {"number": 1.0, "integer": 1, "boolean": False, "text
 
 def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
     """Tests a pipeline, and notes in its family what hosts must know. Fault: why it is refused."""
-    family = loaded.family
+    family, size = loaded.family, loaded.family.size()
     say("testing the pipeline")
-    told, size = _told_by_small(loaded), family.size()
-    if not told and size.frames * size.height * size.width > _FEW:
-        say(f"testing the pipeline at {size.frames} x {size.height} x {size.width}, its default size, which no smaller "
-            "one tells; frames, height and width in meander.json may be less")  # fmt: skip
-    recipe = recipe_of(loaded, told[0] if told else None)
+    told, least = _small_sizes(loaded)
+    if not least and size.frames * size.height * size.width > _FEW:
+        say(f"testing the pipeline at {size.frames} x {size.height} x {size.width}, its default size: it has no small "
+            "one; frames, height and width in meander.json may be less")  # fmt: skip
+    recipe, loaded.first = recipe_of(loaded, told[0] if told else None), not least
     with _session(loaded, recipe) as run:
         if not told:
             family.label([torch.empty(s) for s, _ in run.shapes], recipe.size)
@@ -65,8 +65,8 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
              "shape": default if told or family.packed else list(s)}  # fmt: skip
             for (s, _), name in zip(run.shapes, ("latents", "audio", "third"), strict=False)
         ]
-        _check_start(loaded, recipe, run)
-    small = recipe if told else _small(loaded, recipe)
+    loaded.first = True
+    small = recipe if told else _small(loaded, least, recipe)
     family.admitted = at = vars(small.size).copy()
 
     def testing(what: str) -> None:
@@ -76,11 +76,12 @@ def admit(loaded: Loaded, say: Callable[[str], None]) -> None:
     _find_grid(loaded, told or [recipe.size, small.size])
     with _session(loaded, small) as run:
         n, grid = sum(s.numel() for s, _ in run.shapes), run.grids[0]
+        _check_start(loaded, small, run)
     y = torch.randn(1, n, generator=torch.Generator().manual_seed(7)).to(family.device)
     testing("the order of its steps")
     _check_access(loaded, small, y, grid.sigmas)
     testing("guidance and texts")
-    _check_guidance(loaded, small, y, grid.sigmas[1])
+    _check_guidance(loaded, small, y, grid.sigmas)
     _measure_texts(loaded, small)
     testing("rows together")
     _check_rows(loaded, small, y, grid.sigmas[1], say)
@@ -140,29 +141,31 @@ def _smaller(family: Pipeline, edge: int, frames: int) -> Size:
     return Size(min(size.frames, 1 + (frames - 1) * family.temporal), *edges)
 
 
-def _told_by_small(loaded: Loaded) -> list[Size]:
-    """Two small sizes whose states tell those of the default size, where a turn at that is long; else none. They are
-    the smallest that the pipeline accepts: it begins, and decodes its last state."""
-    family, size = loaded.family, loaded.family.size()
+def _small_sizes(loaded: Loaded) -> tuple[list[Size], Size | None]:
+    """Two small sizes whose states tell those of the default size, else none, and the smallest that the pipeline
+    accepts: it begins, and decodes its last state. None and none where a turn at the default size is short."""
+    family, size, least = loaded.family, loaded.family.size(), None
     if size.frames * size.height * size.width <= _FEW:
-        return []
+        return [], None
     before = vars(family).copy()
     for edge in _EDGES:
         one, two = _smaller(family, edge, 3), _smaller(family, edge * 3 // 2, 2)
         try:
             for at in (one, two):
+                loaded.first = not least  # then it is known what the networks give
                 with _session(loaded, recipe_of(loaded, at)) as run:
                     if at is one:
-                        family.label([torch.empty(s) for s, _ in run.shapes], at)
+                        first = run.session.first_states()
+                        run.session.end(first)
+                        least = least or one
+                        family.label([torch.empty(s.shape) for s in first], at)
                     if len(run.shapes) > 1 or not _follows(loaded, run):
                         raise Fault("latents", "not one state that grows as sizes do")
-                    if at is one:
-                        run.end(run.joined(run.session.first_states()))
             family.latent_shape(size)
-            return [one, two] if one != two else []
+            return ([one, two], one) if one != two else ([], least)
         except (Fault, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
             vars(family).update(before)
-    return []
+    return [], least
 
 
 def _follows(loaded: Loaded, run: Run) -> bool:
@@ -170,17 +173,21 @@ def _follows(loaded: Loaded, run: Run) -> bool:
     return sum(s.numel() for s, _ in run.shapes) == math.prod(loaded.family.latent_shape(run.recipe.size))
 
 
-def _small(loaded: Loaded, recipe: Recipe) -> Recipe:
-    """The recipe at a small size with the state that the card says; the recipe itself: the pipeline has none."""
-    small = _smaller(loaded.family, _EDGES[-1], 3)
-    if small == recipe.size:
-        return recipe
+def _small(loaded: Loaded, least: Size | None, otherwise: Recipe) -> Recipe:
+    """The recipe of the least size that the pipeline accepts, where it has states that the card says if it must."""
     try:
-        probe = recipe_of(loaded, small)
+        probe = recipe_of(loaded, least or _smaller(loaded.family, _EDGES[-1], 3))
         with _session(loaded, probe) as run:
-            return probe if _follows(loaded, run) else recipe
+            return probe if not loaded.family.packed or _follows(loaded, run) else otherwise
     except (Fault, RuntimeError):
-        return recipe
+        return otherwise
+
+
+def _fits(family: Pipeline, size: Size) -> bool:
+    """Whether a size is one by the card, which may be of the default size alone."""
+    with contextlib.suppress(Fault):
+        return bool(family.latent_shape(size))
+    return False
 
 
 def _find_grid(loaded: Loaded, sizes: list[Size]) -> None:
@@ -193,6 +200,7 @@ def _find_grid(loaded: Loaded, sizes: list[Size]) -> None:
         with _session(loaded, recipe_of(loaded, size, steps)) as run:
             return run.grids[0]
 
+    sizes = [s for s in dict.fromkeys(sizes) if _fits(family, s)]
     tried = {(size, n): grid_of(size, n) for size in sizes for n in _TRIED}
     grid = tried[sizes[0], _STEPS]
     if grid.kind == "flow":
@@ -203,7 +211,7 @@ def _find_grid(loaded: Loaded, sizes: list[Size]) -> None:
                 family.grid_name, family.mu_name = name, mu
                 break
         else:
-            fixed = sizes[0] != sizes[1] and tried[sizes[1], _STEPS].sigmas == grid.sigmas
+            fixed = len(sizes) > 1 and tried[sizes[1], _STEPS].sigmas == grid.sigmas
             at = sizes[0] if fixed else family.size()
             steps, found = sorted({*_USUAL, family.card()["steps"]}), []
             for n in steps:
@@ -286,10 +294,16 @@ def _check_access(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigmas: list[
         loaded.first = True
 
 
-def _check_guidance(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigma: float) -> None:
-    """Finds the scales of guidance that have no effect without a negative prompt."""
-    family = loaded.family
+def _check_guidance(loaded: Loaded, recipe: Recipe, y: torch.Tensor, sigmas: list[float]) -> None:
+    """Finds the scales of guidance that have no effect without a negative prompt. Fault: with guidance its steps depend
+    on those before, which they do not at the default scale."""
+    family, sigma = loaded.family, sigmas[1]
     known, own = {a["name"] for a in family.arguments}, family.card()["pipeline"]["guidance"]
+    if own and len(sigmas) > 3:
+        with _session(loaded, replace(recipe, guidance=_SCALES[-1])) as run:
+            once, _, again = (run.velocity(y, s) for s in (sigma, sigmas[2], sigma))
+        if not torch.equal(once, again):
+            raise Fault("config", f"its steps with {own} of {_SCALES[-1]:g} depend on those before (momentum, a cache)")
 
     def moves(name: str, **beside: str) -> bool:
         """Whether a scale moves the velocity, beside other arguments."""

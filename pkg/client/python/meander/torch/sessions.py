@@ -135,6 +135,10 @@ class Loaded:
             raise Fault("prompt", f"arguments: {lacks[0]}: missing; {self.family.cls.__name__} needs it")
         return out
 
+    def takes_video(self, r: Recipe) -> bool:
+        """Whether a recipe has a video, which says how many frames states have."""
+        return any(c["type"] == "video" and c["name"] in r.conditions for c in self.family.conditions)
+
     def call_of(self, r: Recipe, n: int = 1) -> dict[str, Any]:
         """The arguments of the pipeline's call for n samples of a recipe. Fault of class condition: one is not kept."""
         takes, out = self.family.call, dict(r.arguments)
@@ -288,7 +292,7 @@ class Run:
         if flat.shape[1] != sum(sizes):
             raise Fault(
                 "latents", f"x: {flat.shape[1]} elements a row; must be {sum(sizes)}, those of the pipeline's state at "
-                f"{self.recipe.size}"
+                f"{self.recipe.size}{': its video must have as many frames' * self.of.takes_video(self.recipe)}"
             )  # fmt: skip
         f, parts = self.of.family, flat.split(sizes, 1)
         if f.packed:
@@ -322,7 +326,8 @@ def said_by(cls: Any, e: BaseException) -> str:
     while at.tb_next:
         at = at.tb_next
     where = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
-    return f"{cls.__name__} fails in its own code, {where}: {type(e).__name__}: {e}"[:2000]
+    tiles = ": --vae-tiling has it decode in tiles" if isinstance(e, NotImplementedError) and "tiling" in str(e) else ""
+    return f"{cls.__name__} fails in its own code, {where}: {type(e).__name__}: {e}{tiles}"[:2000]
 
 
 class PipelineEngine(Engine):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import itertools
 import json
 import math
 import re
@@ -24,7 +25,7 @@ from .family import MAX_FRAMES, TOKENIZERS, Family, Size
 from .faults import Fault, first_sentence
 from .folder import Folder
 
-_MOST_TEMPORAL, _MOST_CHANNELS = 64, 4096  # of a card
+_MOST_TEMPORAL, _MOST_CHANNELS, _MOST_OF_TRACKS = 64, 4096, 1 << 24  # of a card; of tracks of whatever sizes
 _CLASSES = Path(__file__).with_name("classes.json")
 COUNTS = ("num_images_per_prompt", "num_videos_per_prompt", "num_waveforms_per_prompt")
 """Arguments of pipelines for the number of samples of a prompt."""
@@ -149,7 +150,10 @@ class Pipeline(Family):
         source = inspect.getsource(inspect.unwrap(self.cls.__call__)) if name else ""
         told = re.search(r"num_frames = (\d+)\n|config\.(\w+_frames)( \* self\.vae_scale_factor_temporal)?\n", source)
         number, key, latent = told.groups() if told else ("1", "", "")
-        return int(self._default(name, number or int(self.config.get(key) or 1) * (self.temporal if latent else 1)))
+        frames = int(self._default(name, number or int(self.config.get(key) or 1) * (self.temporal if latent else 1)))
+        unless = re.search(r"num_frames = (\d+) if not (\w+) else num_frames\n", source)
+        frames = int(unless[1]) if unless and not self._default(unless[2], False) else frames
+        return frames - (frames - 1) % self.temporal
 
     def default_fps(self) -> float:
         return float(self._default("frame_rate", self._default("fps", 16.0)) if self.makes_video() else 0.0)
@@ -338,14 +342,14 @@ class Pipeline(Family):
             edge = int(exact) if exact == int(exact) else edge
         frames = size.frames
         others = [t for t in range(min(frames - 1, _MOST_TEMPORAL), 0, -1) if (frames - 1) % t == 0]
-        for temporal in (self.temporal, *others):  # others: for the default size alone
+        for most, temporal in itertools.product((_MOST_CHANNELS, _MOST_OF_TRACKS), (self.temporal, *others)):
             deep = (frames - 1) // temporal + 1
             for e in range(edge, max(size.height, size.width) + 1):
                 if size.height % e or size.width % e or elements % (deep * (size.height // e) * (size.width // e)):
                     continue
                 channels = elements // (deep * (size.height // e) * (size.width // e))
                 for p in range(1, 65):
-                    if e % p == 0 and channels % (p * p) == 0 and channels // (p * p) <= _MOST_CHANNELS:
+                    if e % p == 0 and channels % (p * p) == 0 and channels // (p * p) <= most:
                         self.scale, self.patch, self.channels = e // p, (1, p, p), channels // (p * p)
                         self.temporal = temporal
                         return

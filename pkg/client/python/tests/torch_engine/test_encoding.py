@@ -9,6 +9,8 @@ import torch
 from talk import Refused
 from test_pipelines import client, recipe_of, served  # noqa: F401
 
+from meander.torch.seam import Memo
+
 
 @pytest.mark.parametrize("name", ["flux1", "qwen-image", "sdxl", "hunyuan-video"])
 def test_what_texts_are_encoded_to_is_returned(client, served, name):
@@ -93,3 +95,20 @@ def test_text_encoders_have_a_device_of_their_own(served, monkeypatch):
     # (weights that were moved are aligned in memory, those of a mapped file are not: the last bit of a product differs)
     assert (vs[0] - vs[1]).abs().max() <= 1e-5 * vs[1].abs().max()
     assert len(moves) % 2 == 0 and moves[:2] == ["cpu:0", "cpu"]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_was_encoded_leaves_generators_where_encoding_does(several):
+    """Each row has its own where there are several; what the pipeline draws next is then the same."""
+
+    class Pipe:
+        def _encode_vae_image(self, image, generator):
+            first = generator[0] if isinstance(generator, list) else generator
+            return image + torch.randn(3, generator=first)
+
+    encode, drawn = Memo().of(Pipe(), "_encode_vae_image"), []
+    for _ in range(2):
+        given = [torch.Generator().manual_seed(k) for k in range(2)]
+        code = encode(torch.ones(3), given if several else given[0])
+        drawn.append(torch.cat([code, *(torch.randn(3, generator=g) for g in given)]))
+    assert torch.equal(*drawn)

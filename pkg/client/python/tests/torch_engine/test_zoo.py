@@ -13,6 +13,7 @@ import torch
 import zoo
 
 from meander.torch import admission
+from meander.torch.faults import Fault
 
 CLASSES = [
     "StableDiffusionPipeline",
@@ -81,3 +82,46 @@ def test_a_table_that_was_cut_off_goes_on(tmp_path):
 def test_a_class_of_no_known_kind(tmp_path):
     with pytest.raises(LookupError, match="no parts of its kind"):
         zoo.write(tmp_path, "ShapEPipeline")
+
+
+def of(folder, name, **settings):
+    """The engine of a tiny folder of a class, as diffusers saves it: without a meander.json, unless settings."""
+    zoo.write(folder, name)
+    (folder / "meander.json").write_text(json.dumps(settings))
+    return zoo.PipelineEngine(zoo.Pipeline(zoo.Folder(folder), trust=True), zoo.Settings("cpu", "f32", threads=1))
+
+
+@pytest.mark.parametrize(("name", "frames"), [("LTX2Pipeline", 121), ("ChronoEditPipeline", 5)])
+def test_a_long_default_size_is_not_computed(tmp_path, name, frames):
+    """The card is that of the default size, of which no network computes a state."""
+    engine, seen = of(tmp_path, name), []
+    network = engine.family.networks[""]
+    network.register_forward_pre_hook(lambda _, args, kw: seen.append(kw["hidden_states"].numel()), with_kwargs=True)
+    with torch.no_grad():
+        admission.admit(engine.loaded, lambda detail: None)
+    card = engine.family.card()
+    assert card["size"]["frames"] == frames and card["size"]["width"] > 700
+    at = card["pipeline"]["admitted"]
+    assert at["height"] * at["width"] <= 96 * 96
+    assert max(seen) * 8 < card["pipeline"]["tracks"][0]["elements"]
+
+
+def test_a_default_of_frames_that_no_tokens_cover_is_less(tmp_path):
+    """Allegro has 4 times the frames of its latents, and takes 1 more than a multiple of 4 as well."""
+    zoo.write(tmp_path, "AllegroPipeline")
+    (tmp_path / "meander.json").unlink()
+    config = json.loads((tmp_path / "transformer/config.json").read_text())
+    (tmp_path / "transformer/config.json").write_text(json.dumps(config | {"sample_frames": 22}))
+    assert zoo.Pipeline(zoo.Folder(tmp_path)).size().frames == 85
+
+
+def test_guidance_with_momentum_is_refused_whatever_the_default_is(tmp_path):
+    """ACE-Step that is no turbo remembers what guidance added."""
+    zoo.write(tmp_path, "AceStepPipeline")
+    config = json.loads((tmp_path / "transformer/config.json").read_text())
+    (tmp_path / "transformer/config.json").write_text(json.dumps(config | {"is_turbo": False}))
+    settings = json.loads((tmp_path / "meander.json").read_text()) | {"guidance_scale": 1.0}
+    (tmp_path / "meander.json").write_text(json.dumps(settings))
+    engine = zoo.PipelineEngine(zoo.Pipeline(zoo.Folder(tmp_path)), zoo.Settings("cpu", "f32", threads=1))
+    with torch.no_grad(), pytest.raises(Fault, match="steps with guidance_scale of 5 depend on those before"):
+        admission.admit(engine.loaded, lambda detail: None)
