@@ -1,9 +1,11 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -11,6 +13,9 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/pkg/outcomes"
+	"github.com/meander-rl/meander/schemas"
 )
 
 // Message is one stored message. Acknowledge messages of Consume and Subscription once, by Ack, AckAsync,
@@ -200,4 +205,81 @@ func parseDirectGet(m *nats.Msg) (*Message, error) {
 		}
 	}
 	return out, nil
+}
+
+// cloudEventType begins the types of our events as CloudEvents have them, which are to name who defines them.
+const cloudEventType = "io.github.meander-rl."
+
+// addCloudEvent gives the message of an event the attributes of CloudEvents 1.0 in binary mode, if the connection is to
+// (Config.CloudEvents): the payload stays as it is. A message that is sent again keeps those that it has.
+func (b *Bus) addCloudEvent(m *nats.Msg) {
+	kind, version, event := strings.Cut(m.Header.Get(schemas.HeaderType), "/")
+	if !b.cloudEvents || !event || m.Header["ce-id"] != nil {
+		return
+	}
+	for name, value := range map[string]string{
+		"ce-specversion": "1.0", "ce-type": cloudEventType + kind + ".v" + version, "ce-source": b.source(),
+		"ce-id": m.Header.Get(jetstream.MsgIDHeader), "ce-subject": schemas.MessageID(m.Subject),
+		"ce-time":            time.Now().UTC().Format(time.RFC3339Nano),
+		"ce-datacontenttype": m.Header.Get(schemas.HeaderContentType),
+	} {
+		m.Header[name] = []string{value}
+	}
+}
+
+// source returns who publishes, as the programs name their connections, without the instance.
+func (b *Bus) source() string {
+	program, _, _ := strings.Cut(cmp.Or(b.nc.Opts.Name, "meander-client"), " ")
+	return "/" + url.PathEscape(program)
+}
+
+// Outcome returns the outcome of a trajectory, reward or result of a group, as its event says it, for those who only
+// look. A message that was read without its payload is read again where no header says it; its headers then do. "": it
+// is no such event.
+func (b *Bus) Outcome(ctx context.Context, m *Message) (string, error) {
+	a, _ := schemas.ParseSubject(m.Subject)
+	_, unsaid := strconv.ParseUint(m.Header.Get(schemas.HeaderSamples), 10, 32)
+	if said := m.Header.Get(schemas.HeaderOutcome); outcomes.IsOutcome(said) &&
+		(a.Kind != schemas.KindTrajectory || a.Stage == schemas.StageMain || unsaid == nil) {
+		return said, nil
+	}
+	var e schemas.Keyed
+	switch a.Kind {
+	case schemas.KindTrajectory:
+		e = &schemas.Trajectory{}
+	case schemas.KindReward:
+		e = &schemas.Reward{}
+	case schemas.KindAdvantage:
+		e = &schemas.Advantage{}
+	default:
+		return "", nil
+	}
+	if len(m.Data) == 0 {
+		whole, err := b.Get(ctx, m.Stream, m.Seq)
+		if errors.Is(err, ErrNotFound) {
+			return "", nil // it was removed meanwhile
+		}
+		if err != nil {
+			return "", err
+		}
+		m.Data = whole.Data
+	}
+	if Fits(m, e) != nil {
+		return "", nil // the true one will replace it
+	}
+	outcomes.Said(e, func(name, value string) {
+		if m.Header == nil {
+			m.Header = nats.Header{}
+		}
+		m.Header.Set(name, value)
+	})
+	return outcomes.Of(e), nil
+}
+
+// Ends returns how many samples end with a trajectory whose Outcome is known.
+func (m *Message) Ends() int64 {
+	if n, err := strconv.ParseUint(m.Header.Get(schemas.HeaderSamples), 10, 32); err == nil {
+		return int64(n)
+	}
+	return 1
 }

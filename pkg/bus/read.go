@@ -1,17 +1,22 @@
 package bus
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"math"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/meander-rl/meander/schemas"
 )
 
 // ReadOptions say where a Read starts and whether it ends.
@@ -286,4 +291,128 @@ func (o ReadOptions) natsConfig(filters []string) jetstream.OrderedConsumerConfi
 		c.DeliverPolicy, c.OptStartTime = jetstream.DeliverByStartTimePolicy, &o.FromTime
 	}
 	return c
+}
+
+// Cursor is a position in a stream: behind a message that was read, or, empty, before all messages. A client stores
+// it as text and gives it back later. It has the sequence, and the time at which the stream was created, because a
+// stream that is created again counts from 1.
+type Cursor string
+
+// Cursor returns the position of a message that Read yielded; a read with it in ReadOptions.After begins with the
+// next message. It returns "" for any other message.
+func (m *Message) Cursor() Cursor {
+	if m.made == 0 {
+		return ""
+	}
+	return Cursor(strconv.FormatUint(m.Seq, 10) + "@" + strconv.FormatInt(m.made, 10))
+}
+
+// nextSequence returns the first sequence after a cursor in its stream, where a reader goes on; 1 for an empty
+// cursor. It returns ErrCursor when the cursor is not valid or belongs to another stream, and ErrEvicted when
+// messages behind it are gone.
+func (c Cursor) nextSequence(s *jetstream.StreamInfo) (uint64, error) {
+	if c == "" {
+		return 1, nil
+	}
+	at, made, _ := strings.Cut(string(c), "@")
+	seq, errSeq := strconv.ParseUint(at, 10, 64)
+	created, errMade := strconv.ParseInt(made, 10, 64)
+	switch {
+	case errSeq != nil || errMade != nil || seq == 0:
+		return 0, fmt.Errorf("%w: %.64q; must be the Cursor of a message that was read", ErrCursor, string(c))
+	case created != s.Created.UnixNano() || seq > s.State.LastSeq:
+		return 0, fmt.Errorf("%w: %q is of another stream than this one, which was made at %v; start with an empty "+
+			"cursor", ErrCursor, string(c), s.Created.UTC())
+	case seq+1 < s.State.FirstSeq:
+		return 0, fmt.Errorf("%w: %d to %d are gone; what is left begins with an empty cursor", ErrEvicted, seq+1,
+			s.State.FirstSeq-1)
+	}
+	return seq + 1, nil
+}
+
+// Replay publishes the original of a dead letter again, from the letter or from the object store, and removes the
+// letter once the original is stored. seq is the letter's sequence in MDR_DEAD. It returns the original's position
+// and subject.
+//
+// A refused event of a guarded stream is still on its subject, and its consumer has finished it. Replay deletes it
+// first, so that the new one is delivered. When the subject holds another event by now, Replay returns an error and
+// leaves the event and the letter alone.
+func (b *Bus) Replay(ctx context.Context, seq uint64) (Ack, string, error) {
+	letter, err := b.Get(ctx, schemas.StreamDead, seq)
+	if err != nil {
+		return Ack{}, "", fmt.Errorf("replay: %w", err)
+	}
+	d := &schemas.Dead{}
+	if err := schemas.Decode(letter.Data, d); err != nil {
+		return Ack{}, "", fmt.Errorf("replay: letter %d: %w", seq, err)
+	}
+	subject := schemas.PublishedSubject(d.OriginalSubject)
+	spec, ok := schemas.StreamOf(subject)
+	if !ok || spec.Name == schemas.StreamAdvisories {
+		return Ack{}, subject, fmt.Errorf("replay: letter %d: subject: %q; no stream takes events on it", seq, subject)
+	}
+	data, err := b.DeadData(ctx, d)
+	if err != nil {
+		return Ack{}, subject, fmt.Errorf("replay: letter %d: %w", seq, err)
+	}
+	ack, err := b.storeOriginal(ctx, spec, subject, d, data, fmt.Sprintf("replay.%d.%d", seq, d.At))
+	if err != nil {
+		return Ack{}, subject, fmt.Errorf("replay: letter %d: %w", seq, err)
+	}
+	if err := b.Delete(ctx, schemas.StreamDead, seq); err != nil {
+		return ack, subject, fmt.Errorf("replay: letter %d is stored again as %s %d, but stays: %w", seq, ack.Stream,
+			ack.Seq, err)
+	}
+	return ack, subject, nil
+}
+
+// storeOriginal publishes the original of a dead letter on its subject, for Replay. When the subject keeps one event,
+// it deletes the refused one first. It fails when the subject holds another event by now.
+func (b *Bus) storeOriginal(
+	ctx context.Context, spec schemas.StreamSpec, subject string, d *schemas.Dead, data []byte, id string,
+) (Ack, error) {
+	unique := spec.Guarded || spec.WorkQueue
+	if unique {
+		there, err := b.sameOn(ctx, subject, data)
+		switch {
+		case err != nil:
+			return Ack{}, err
+		case there == nil:
+		case there.Seq != d.StreamSeq: // a replay that was cut off before it removed the letter
+			return Ack{Stream: spec.Name, Seq: there.Seq, Duplicate: true}, nil
+		default:
+			if err := b.Delete(ctx, spec.Name, there.Seq); err != nil {
+				return Ack{}, err
+			}
+		}
+	}
+	header := nats.Header{}
+	for _, h := range d.Headers {
+		if !strings.HasPrefix(h.Name, "Nats-") && h.Name != schemas.HeaderReply && h.Name != HeaderRef {
+			header.Add(h.Name, h.Value)
+		}
+	}
+	ack, err := b.PublishRaw(ctx, subject, data, header, id)
+	if err == nil && ack.Duplicate && unique {
+		// It was stored by an earlier replay, or by another client just now.
+		there, err := b.sameOn(ctx, subject, data)
+		if err != nil {
+			return Ack{}, err
+		}
+		if there == nil {
+			return Ack{}, fmt.Errorf("stored and removed again within %v; try later", schemas.DedupWindow)
+		}
+	}
+	return ack, err
+}
+
+// sameOn returns the message on a subject that keeps one; nil when there is none, and an error when its bytes are not
+// data.
+func (b *Bus) sameOn(ctx context.Context, subject string, data []byte) (*Message, error) {
+	m, err := b.storedOn(ctx, subject)
+	if m != nil && !bytes.Equal(m.Data, data) {
+		return nil, fmt.Errorf("%q holds another event by now, sequence %d of %s; only one can be there", subject,
+			m.Seq, m.Stream)
+	}
+	return m, err
 }

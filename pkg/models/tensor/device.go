@@ -1,3 +1,16 @@
+// Package tensor is the interface between networks and the devices that compute them. A
+// [Device] holds weights and runs passes; a [Session] is one pass, with its operations and
+// its memory; [Matrix] and [Image] are views of memory that only the device can read.
+// Networks are written once, with these types.
+//
+// A factor is a matrix that products and attentions multiply; some devices store factors in
+// bf16. An epilogue is what happens to a product before it is stored, such as adding a bias.
+//
+// Package cpu is the device that every machine has. Package reference is a slow and simple
+// device in float64, which others are compared with. Package tensortest is the test suite
+// that every device passes.
+//
+// [DType] is an element type of files and events, with conversions.
 package tensor
 
 import (
@@ -78,6 +91,19 @@ type LowRankAdder interface {
 	// x w^T + (x A^T) B^T. w keeps its values. Products of different rows only: no row may be in two of them. What it
 	// returns cannot be read.
 	AddLowRank(w Weight, products []LowRank) (Weight, error)
+}
+
+// RowsOf says which weight multiplies the rows of a product up to To, from the end of the one before.
+type RowsOf struct {
+	W  Weight
+	To int
+}
+
+// RowsMultiplier is a session of a LowRankAdder.
+type RowsMultiplier interface {
+	// LinearOf is Linear with weights of some rows each, with the bits that each gives alone. It multiplies by a weight
+	// once for all rows that have other products beside it.
+	LinearOf(dst, x Matrix, rows []RowsOf, e Epilogue)
 }
 
 // LowRank is what is added to rows From to From+N-1 of a weight with K columns: B A, with B [N, R] and A [R, K].
@@ -199,6 +225,17 @@ type Epilogue struct {
 	Gate     Matrix  // [groups, N]
 	Residual Matrix  // [M, N]; it may alias dst
 	Group    []int32 // [M], the Gate row of each row; nil: row 0 for all
+}
+
+// Rows returns the epilogue of rows from..to-1.
+func (e Epilogue) Rows(from, to int) Epilogue {
+	if !e.Residual.IsZero() {
+		e.Residual = e.Residual.SliceRows(from, to)
+	}
+	if e.Group != nil {
+		e.Group = e.Group[from:to]
+	}
+	return e
 }
 
 // Attention describes scaled dot-product attention. A head is a group of adjacent
