@@ -57,7 +57,8 @@ func edited[E any, P interface {
 ) []byte {
 	t.Helper()
 	plane := bustest.New(t)
-	imported, err := export.Import(t.Context(), plane.Bus, bytes.NewReader(archive), export.ImportOptions{Policies: true})
+	imported, err := export.Import(t.Context(), plane.Bus, bytes.NewReader(archive),
+		export.ImportOptions{Policies: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,8 +78,8 @@ func edited[E any, P interface {
 func proved(t *testing.T, archive []byte, change func(o *prove.Options)) (faults []string, whole bool) {
 	t.Helper()
 	o := prove.Options{
-		Version: -1, All: true, Reward: reward.DefaultConfig(), Advantage: advantage.DefaultConfig(), Log: zerolog.Nop(),
-		Verify: verify.Options{Model: []string{"synthetic"}},
+		Version: -1, All: true, Reward: reward.DefaultConfig(), Advantage: advantage.DefaultConfig(),
+		Log: zerolog.Nop(), Verify: verify.Options{Model: []string{"synthetic"}},
 	}
 	if change != nil {
 		change(&o)
@@ -122,11 +123,15 @@ func TestProve_Selections(t *testing.T) {
 			*e.Reward += 1e-3
 			*e.Scores[0].Value += 1e-3
 		}),
-		"selections unchecked: g #2: its reward at step 4":  said3(nil),
-		"selections unchecked: g #0: which samples ended":   chosen(nil),
-		"selections broken: g, step 4: 31 saved evaluation": chosen(func(e *schemas.Selection) { e.SavedEvaluations++ }),
+		"selections unchecked: g #2: its reward at step 4": said3(nil),
+		"selections unchecked: g #0: which samples ended":  chosen(nil),
+		"selections broken: g, step 4: 31 saved evaluation": chosen(func(e *schemas.Selection) {
+			e.SavedEvaluations++
+		}),
 		"the rule gives": chosen(func(e *schemas.Selection) { e.Rule.Keep = new(int64(4)) }),
-		"prompts broken: g #0: the rule by which": chosen(func(e *schemas.Selection) { e.Rule.KeepBy = schemas.KeepHighest }),
+		"prompts broken: g #0: the rule by which": chosen(func(e *schemas.Selection) {
+			e.Rule.KeepBy = schemas.KeepHighest
+		}),
 	} {
 		faults, whole := proved(t, of, nil)
 		found := slices.ContainsFunc(faults, func(f string) bool { return strings.Contains(f, want) })

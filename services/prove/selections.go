@@ -115,7 +115,8 @@ func (p *prover) checkSelection(e *schemas.Selection, trajectories []*schemas.Tr
 		}
 	}
 	if saved != e.SavedEvaluations {
-		return Broken, fmt.Sprintf("%d saved evaluations are stored, those that ended save %d", e.SavedEvaluations, saved)
+		return Broken, fmt.Sprintf("%d saved evaluations are stored, those that ended save %d", e.SavedEvaluations,
+			saved)
 	}
 	return Holds, ""
 }

@@ -230,7 +230,8 @@ func differs(a, b []byte) string {
 // updateOf returns the first update that made the weights of a version; nil, which the report says: there is none.
 func (p *prover) updateOf(weights string, whose schemas.Lineage, of string) (u *schemas.Update) {
 	for _, x := range p.archive.updates {
-		if x.Lineage() == whose && x.WeightsDigest == weights && x.WeightsBefore != weights && (u == nil || x.Step < u.Step) {
+		if x.Lineage() == whose && x.WeightsDigest == weights && x.WeightsBefore != weights &&
+			(u == nil || x.Step < u.Step) {
 			u = x
 		}
 	}
@@ -307,8 +308,8 @@ func (p *prover) checkBatch(u *schemas.Update, of string) (all []schemas.Trained
 				return nil
 			}
 			if r := p.archive.records[uid]; r != nil && len(r.Stages) == 0 && r.Lineage() != u.Lineage() {
-				p.add(LinkBatch, of, Broken, "batch %s: group %s was made with the weights of %s, the update is of %s", id,
-					uid, r.Lineage(), u.Lineage())
+				p.add(LinkBatch, of, Broken, "batch %s: group %s was made with the weights of %s, the update is of %s",
+					id, uid, r.Lineage(), u.Lineage())
 				return nil
 			}
 			groups, samples = append(groups, schemas.TrainedGroup{Advantage: a}), samples+len(a.Members)
