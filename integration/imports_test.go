@@ -192,7 +192,7 @@ var layers = map[string][]string{
 	// Which stored samples a second pass of rewards is over, and what changes in it.
 	"services/rescore": {"pkg/view", "schemas", "pkg/bus", "pkg/estimator", "pkg/results", "pkg/scorer", "services/intake", "services/reward"},
 	// Weights back to their prompts, by what made each of them.
-	"services/prove": {"schemas", "pkg/bus", "pkg/estimator", "pkg/export", "pkg/models/lora", "pkg/scorer", "pkg/view", "services/advantage", "services/intake", "services/rescore", "services/reward", "services/verify"},
+	"services/prove": {"schemas", "pkg/bus", "pkg/estimator", "pkg/export", "pkg/models/lora", "pkg/sampling", "pkg/scorer", "pkg/view", "services/advantage", "services/intake", "services/rescore", "services/reward", "services/verify"},
 	// The page that shows a pipeline, by what clients read with.
 	"services/trace": {"schemas", "pkg/bus", "pkg/stages", "pkg/tracing"}, // traces of what is stored
 	"services/ui":    {"pkg/results", "pkg/view", "schemas", "pkg/bus", "pkg/client", "pkg/models/media", "pkg/outcomes", "services/internal/boot"},

@@ -137,7 +137,7 @@ func TestPolicy_Tenants(t *testing.T) {
 		t.Errorf("a tenant that nobody began: %v", err)
 	}
 	now := map[schemas.Tenant]*schemas.Policy{"": base, "a": push("a", 1), "b": push("b", 2)}
-	alone := map[schemas.Tenant][2]string{}
+	alone, first := map[schemas.Tenant][2]string{}, now["b"]
 	for round := range 3 {
 		for tenant := range now { // all at once, in any order
 			if err := publishSign(t, peer, schemas.Run(fmt.Sprint("r", round, "-", tenant)), of(tenant)); err != nil {
@@ -159,6 +159,7 @@ func TestPolicy_Tenants(t *testing.T) {
 	if alone[""] == alone["a"] || alone["a"] == alone["b"] {
 		t.Error("tenants make the same images")
 	}
+	checkProved(t, plane.Bus, "r0-b", first)
 	back, err := peer.RollbackPolicy(t.Context(), 1, client.Push{Tenant: "b"})
 	if err == nil {
 		err = publishSign(t, peer, "back", of("b"))

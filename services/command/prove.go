@@ -62,6 +62,7 @@ each link whether it holds, is broken, or cannot be checked and why.
   trajectories  steps, digests and log-probs, as 'meander verify' computes them
   sums          rewards are the weighted sums of their scores, and those of the groups' results
   ratings       scores of whole groups are those of the stored answers
+  selections    rewards at steps are the sums of their scores, and the rule ends the samples that ended by them
   rewards       the samples are scored again
   advantages    the groups are closed again, with the stored rewards
   prompts       the requests are made again out of the prompts
@@ -101,6 +102,8 @@ lines say which.`,
 			})(c, nil)
 		},
 	}
+	c.Flags().StringVar((*string)(&p.options.Tenant), "tenant", "", "whose weights; default the only one with updates")
+	c.Flags().StringVar((*string)(&p.options.Lane), "lane", "", "the weights' lane; default that of the newest update")
 	nameFlag(c.Flags(), &p.run, "run", "", "stored run to prove by; default the latest")
 	fields.Bind("", &p.options.Verify.Compute).Register(c.Flags())
 	c.Flags().StringArrayVar(&p.options.Verify.Model, "model", nil,

@@ -73,6 +73,7 @@ func (p *prover) trajectoriesAgain(ctx context.Context, groups []schemas.Trained
 	}{
 		{r.Steps, "log-probs of steps computed again, max |ratio-1|", r.MaxRatio},
 		{r.Rolled, "states computed again, max distance", r.MaxRolled},
+		{r.Predictions, "predictions at steps computed again, max distance", r.MaxRolled},
 		{r.Tokens, "tokens drawn again, max difference", r.MaxTokenDifference},
 	} {
 		if x.n > 0 {
@@ -162,6 +163,16 @@ func (p *prover) rewardsAgain(ctx context.Context, groups []schemas.TrainedGroup
 		}
 	}
 	all := fmt.Sprintf("%d scores of %s are the same again", scores, strings.Join(names, ", "))
+	n, verdict, why, err := p.stepsAgain(ctx, groups)
+	if err != nil {
+		return "", "", err
+	}
+	if n > 0 {
+		all += fmt.Sprintf(", %d of them at steps", n)
+	}
+	if verdict == Broken || verdict == Unchecked && worst == Holds {
+		worst, what = verdict, why
+	}
 	return worst, cmp.Or(what, all), nil
 }
 
@@ -293,7 +304,11 @@ func (p *prover) promptsAgain(_ context.Context, groups []schemas.TrainedGroup, 
 			}
 			r := made[i]
 			r.Group.Deadline, r.Group.Created = t.Group.Deadline, t.Group.Created
-			if err := r.AnsweredBy(t); err != nil {
+			err := r.AnsweredBy(t)
+			if err == nil {
+				err = p.checkRule(r)
+			}
+			if err != nil {
 				return Broken, fmt.Sprintf("%s #%d: %v", g.UID, i, err), nil
 			}
 			requests++
@@ -308,15 +323,15 @@ func (p *prover) promptsAgain(_ context.Context, groups []schemas.TrainedGroup, 
 func (p *prover) policiesOf(record *schemas.GroupRecord) (list []*schemas.Policy, lacks string) {
 	stages := record.Group.Stages
 	if len(stages) == 0 {
-		stages = []schemas.GroupStage{{Lane: record.Lane}}
+		stages = []schemas.GroupStage{{Lane: record.Lane, Tenant: record.Tenant}}
 	}
 	for _, s := range stages {
-		i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool { return x.Lane == s.Lane })
+		i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool { return x.Lineage() == s.Lineage() })
 		switch {
 		case s.Kind == schemas.StageInteraction:
 			list = append(list, nil)
 		case i < 0:
-			return nil, fmt.Sprintf("the model of lane %s is not in the archive", s.Lane)
+			return nil, fmt.Sprintf("the model of lane %s is not in the archive", s.Lineage())
 		default:
 			list = append(list, p.archive.policies[i])
 		}

@@ -26,6 +26,8 @@ type archive struct {
 	trajectories map[uint64]*schemas.Trajectory // by sequence
 	rewards      map[schemas.UID][]*schemas.Reward
 	ratings      map[schemas.UID][]*schemas.Rating
+	stepRewards  map[schemas.UID][]*schemas.StepReward
+	selections   map[schemas.UID][]*schemas.Selection
 	prompts      map[uint64]prompt // by sequence
 }
 
@@ -43,7 +45,8 @@ func (p *prover) readArchive(file io.ReadSeeker) bool {
 		records:    map[schemas.UID]*schemas.GroupRecord{},
 		advantages: map[schemas.UID]*schemas.Advantage{}, trajectories: map[uint64]*schemas.Trajectory{},
 		prompts: map[uint64]prompt{}, rewards: map[schemas.UID][]*schemas.Reward{},
-		ratings: map[schemas.UID][]*schemas.Rating{},
+		ratings:     map[schemas.UID][]*schemas.Rating{},
+		stepRewards: map[schemas.UID][]*schemas.StepReward{}, selections: map[schemas.UID][]*schemas.Selection{},
 	}
 	p.archive = a
 	sum, files := sha256.New(), 0
@@ -101,6 +104,10 @@ func (a *archive) keep(e *export.Entry) error {
 		a.rewards[of.UID] = append(a.rewards[of.UID], of)
 	case *schemas.Rating:
 		a.ratings[of.UID] = append(a.ratings[of.UID], of)
+	case *schemas.StepReward:
+		a.stepRewards[of.UID] = append(a.stepRewards[of.UID], of)
+	case *schemas.Selection:
+		a.selections[of.UID] = append(a.selections[of.UID], of)
 	case *schemas.Trajectory:
 		a.trajectories[e.Seq] = of
 	case *schemas.Prompt:

@@ -53,6 +53,7 @@ const (
 	LinkTrajectories = "trajectories"
 	LinkSums         = "sums"
 	LinkRatings      = "ratings"
+	LinkSelections   = "selections"
 	LinkRewards      = "rewards"
 	LinkAdvantages   = "advantages"
 	LinkPrompts      = "prompts"
@@ -62,8 +63,8 @@ const (
 // Links returns the names of all links, in order.
 func Links() []string {
 	return []string{
-		LinkArchive, LinkWeights, LinkChain, LinkBatch, LinkSums, LinkRatings, LinkTrajectories, LinkRewards,
-		LinkAdvantages, LinkPrompts, LinkUpdate,
+		LinkArchive, LinkWeights, LinkChain, LinkBatch, LinkSums, LinkRatings, LinkSelections, LinkTrajectories,
+		LinkRewards, LinkAdvantages, LinkPrompts, LinkUpdate,
 	}
 }
 
@@ -72,6 +73,9 @@ type Options struct {
 	// Adapter is a file or folder of an adapter; empty: the weights of Version, -1: of the newest update.
 	Adapter string
 	Version int64
+	// Tenant and Lane are whose weights a Version is of; empty: of the only one that has updates in the archive.
+	Tenant schemas.Tenant
+	Lane   schemas.Lane
 	// Samples is how many samples of a batch are computed again, in whole groups; All: all, of all updates back to the
 	// checkpoint.
 	Samples int
@@ -175,12 +179,13 @@ func (p *prover) walk(ctx context.Context, name string, file io.ReadSeeker) erro
 	}
 	for i, u := range updates {
 		if i > 0 {
-			_ = p.checkVersion(u.PolicyVersion) // one that is missing the chain has named
+			_ = p.checkVersion(u.Lineage(), u.PolicyVersion) // one that is missing the chain has named
 		}
-		of := fmt.Sprintf("update %d", u.Step)
+		of := nameOf(u)
 		groups := p.checkBatch(u, of)
 		p.checkSums(u, of)
 		p.checkRatings(u, of)
+		p.checkSelections(groups, of)
 		if len(groups) == 0 {
 			continue
 		}

@@ -36,7 +36,7 @@ func (p *prover) checkSums(u *schemas.Update, of string) {
 	}
 	sums := 0
 	for r := range p.rewardsOf(u) {
-		want, at := sumOf(r), fmt.Sprintf("%s #%d", r.UID, r.SampleIndex)
+		want, at := combine(r.Group.Reward, r.Scores), fmt.Sprintf("%s #%d", r.UID, r.SampleIndex)
 		if !same(r.Reward, want) {
 			p.add(LinkSums, of, Broken, "%s: its scores give %s, its reward is %s", at, number(want), number(r.Reward))
 			return
@@ -60,15 +60,15 @@ func (p *prover) checkSums(u *schemas.Update, of string) {
 		sums)
 }
 
-// sumOf returns the weighted sum of the scores of a reward; nil: a required one is missing.
-func sumOf(r *schemas.Reward) *float64 {
-	if len(r.Scores) != len(r.Group.Reward) {
+// combine returns the weighted sum of the scores of functions; nil: a required one is missing.
+func combine(functions []schemas.RewardSpec, scores []schemas.Score) *float64 {
+	if len(scores) != len(functions) {
 		return nil // of a sample that failed
 	}
-	parts := make([]scorer.Part, len(r.Scores))
-	for i, spec := range r.Group.Reward {
+	parts := make([]scorer.Part, len(scores))
+	for i, spec := range functions {
 		parts[i] = scorer.Part{Name: spec.Name, Weight: *spec.Weight, Required: *spec.Required}
-		if s := &r.Scores[i]; s.Value == nil || s.Name != spec.Name || s.Weight != *spec.Weight {
+		if s := &scores[i]; s.Value == nil || s.Name != spec.Name || s.Weight != *spec.Weight {
 			parts[i].Err = fmt.Errorf("no score: %s", s.Error)
 		} else {
 			parts[i].Value = *s.Value

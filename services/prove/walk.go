@@ -26,24 +26,72 @@ func (p *prover) findUpdate() (*schemas.Update, error) {
 		p.add(LinkChain, "", Unchecked, "no trainer told of an update of run %s", p.archive.run)
 		return nil, nil
 	}
-	if p.options.Version < 0 {
-		newest := slices.MaxFunc(p.archive.updates, func(a, b *schemas.Update) int { return int(a.Step - b.Step) })
-		p.report.Weights = newest.WeightsDigest
-		return newest, p.checkVersion(newest.PolicyVersion)
-	}
-	if err := p.checkVersion(p.options.Version); err != nil {
+	whose, err := p.whose()
+	if err != nil {
 		return nil, err
 	}
-	return p.updateOf(p.report.Weights, fmt.Sprintf("version %d", p.options.Version)), nil
+	if p.options.Version < 0 {
+		updates := slices.DeleteFunc(slices.Clone(p.archive.updates),
+			func(u *schemas.Update) bool { return u.Lineage() != whose })
+		newest := slices.MaxFunc(updates, func(a, b *schemas.Update) int { return int(a.Step - b.Step) })
+		p.report.Weights = newest.WeightsDigest
+		return newest, p.checkVersion(whose, newest.PolicyVersion)
+	}
+	if err := p.checkVersion(whose, p.options.Version); err != nil {
+		return nil, err
+	}
+	return p.updateOf(p.report.Weights, whose, fmt.Sprintf("version %d", p.options.Version)), nil
+}
+
+// whose returns the lane and tenant whose weights are asked for: those of the newest update, if they are not named. Of
+// several tenants with updates one must be named.
+func (p *prover) whose() (whose schemas.Lineage, err error) {
+	step, tenants := int64(0), []string{}
+	for _, u := range p.archive.updates {
+		of := u.Lineage()
+		if o := &p.options; o.Lane != "" && o.Lane != of.Lane || o.Tenant != "" && o.Tenant != of.Tenant {
+			continue
+		}
+		if !slices.Contains(tenants, string(of.Tenant)) {
+			tenants = append(tenants, string(of.Tenant))
+		}
+		if u.Step > step {
+			whose, step = of, u.Step
+		}
+	}
+	switch slices.Sort(tenants); len(tenants) {
+	case 0:
+		return whose, &SettingError{fmt.Errorf("lane %q, tenant %q: no update of them is in the archive",
+			p.options.Lane, p.options.Tenant)}
+	case 1:
+		return whose, nil
+	}
+	return whose, &SettingError{fmt.Errorf("tenants %s have updates in the archive; say of which by --tenant",
+		strings.Join(tenants, ", "))}
+}
+
+// nameOf names an update, and its tenant where it is not the lane's own.
+func nameOf(u *schemas.Update) string {
+	return fmt.Sprintf("update %d%s", u.Step, ofTenant(u.Lineage()))
+}
+
+func ofTenant(l schemas.Lineage) string {
+	if l.Tenant == schemas.TenantMain {
+		return ""
+	}
+	return " of " + string(l.Tenant)
 }
 
 // checkVersion adds the link that the file of a version in the archive gives the digest of its weights.
-func (p *prover) checkVersion(version int64) error {
-	i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool { return x.PolicyVersion == version })
+func (p *prover) checkVersion(whose schemas.Lineage, version int64) error {
+	i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool {
+		return x.PolicyVersion == version && x.Lineage() == whose
+	})
 	if i < 0 {
-		return &SettingError{fmt.Errorf("version %d: not in the archive; must be one of %v", version, p.versions())}
+		return &SettingError{fmt.Errorf("version %d%s: not in the archive; must be one of %v", version,
+			ofTenant(whose), p.versions(whose))}
 	}
-	of, policy := fmt.Sprintf("version %d", version), p.archive.policies[i]
+	of, policy := fmt.Sprintf("version %d%s", version, ofTenant(whose)), p.archive.policies[i]
 	if p.report.Weights == "" {
 		p.report.Weights = policy.WeightsDigest
 	}
@@ -60,9 +108,11 @@ func (p *prover) checkVersion(version int64) error {
 	return nil
 }
 
-func (p *prover) versions() (out []int64) {
+func (p *prover) versions(whose schemas.Lineage) (out []int64) {
 	for _, x := range p.archive.policies {
-		out = append(out, x.PolicyVersion)
+		if x.Lineage() == whose {
+			out = append(out, x.PolicyVersion)
+		}
 	}
 	return out
 }
@@ -103,9 +153,9 @@ func (p *prover) ofAdapter() (*schemas.Update, error) {
 			return nil, nil
 		}
 		p.report.Weights = policy.WeightsDigest
-		of := fmt.Sprintf("version %d", policy.PolicyVersion)
+		of := fmt.Sprintf("version %d%s", policy.PolicyVersion, ofTenant(policy.Lineage()))
 		p.checkWeights(of, policy, a.File(), a.Config())
-		return p.updateOf(policy.WeightsDigest, of), nil
+		return p.updateOf(policy.WeightsDigest, policy.Lineage(), of), nil
 	}
 	if u := p.averageOf(digest); u != nil {
 		for _, policy := range p.archive.policies {
@@ -114,7 +164,7 @@ func (p *prover) ofAdapter() (*schemas.Update, error) {
 			}
 		}
 		p.report.Weights = u.WeightsDigest
-		p.add(LinkWeights, fmt.Sprintf("update %d", u.Step), Holds, "%d bytes of the adapter are the running average "+
+		p.add(LinkWeights, nameOf(u), Holds, "%d bytes of the adapter are the running average "+
 			"at this update, by SHA-256 %.16s", len(a.File()), digest)
 		return u, nil
 	}
@@ -143,8 +193,8 @@ func (p *prover) averageOf(digest string) *schemas.Update {
 
 // nearest says how a file differs from the adapter of the archive that is most like it.
 func (p *prover) nearest(file []byte, digest string) string {
-	least, said := len(file)+1, fmt.Sprintf("%s: SHA-256 %.16s is that of no version of the archive, %v",
-		lora.PEFTWeights, digest, p.versions())
+	least, said := len(file)+1, fmt.Sprintf("%s: SHA-256 %.16s is that of no version of the archive",
+		lora.PEFTWeights, digest)
 	for _, policy := range p.archive.policies {
 		if policy.Adapter == nil {
 			continue
@@ -178,9 +228,10 @@ func differs(a, b []byte) string {
 }
 
 // updateOf returns the first update that made the weights of a version; nil, which the report says: there is none.
-func (p *prover) updateOf(weights, of string) (u *schemas.Update) {
+func (p *prover) updateOf(weights string, whose schemas.Lineage, of string) (u *schemas.Update) {
 	for _, x := range p.archive.updates {
-		if x.WeightsDigest == weights && x.WeightsBefore != weights && (u == nil || x.Step < u.Step) {
+		if x.Lineage() == whose && x.WeightsDigest == weights && x.WeightsBefore != weights &&
+			(u == nil || x.Step < u.Step) {
 			u = x
 		}
 	}
@@ -195,7 +246,7 @@ func (p *prover) updateOf(weights, of string) (u *schemas.Update) {
 // chain returns an update and those before it, newest first, and adds the link that each begins with the weights of the
 // one before, and the first with the checkpoint.
 func (p *prover) chain(last *schemas.Update) []*schemas.Update {
-	list, of := []*schemas.Update{last}, fmt.Sprintf("update %d", last.Step)
+	list, of := []*schemas.Update{last}, nameOf(last)
 	for u := last; ; {
 		switch base := p.baseOf(u); {
 		case u.WeightsBefore == "":
@@ -208,7 +259,7 @@ func (p *prover) chain(last *schemas.Update) []*schemas.Update {
 			return list
 		}
 		i := slices.IndexFunc(p.archive.updates, func(x *schemas.Update) bool {
-			return x.Lane == u.Lane && x.Trainer == u.Trainer && x.Step == u.Step-1
+			return x.Lineage() == u.Lineage() && x.Trainer == u.Trainer && x.Step == u.Step-1
 		})
 		if i < 0 {
 			p.add(LinkChain, of, Unchecked, "update %d, before update %d, is not in the archive", u.Step-1, u.Step)
@@ -254,6 +305,11 @@ func (p *prover) checkBatch(u *schemas.Update, of string) (all []schemas.Trained
 			a := p.archive.advantages[uid]
 			if a == nil {
 				p.add(LinkBatch, of, Unchecked, "batch %s: the result of group %s is not in the archive", id, uid)
+				return nil
+			}
+			if r := p.archive.records[uid]; r != nil && len(r.Stages) == 0 && r.Lineage() != u.Lineage() {
+				p.add(LinkBatch, of, Broken, "batch %s: group %s was made with the weights of %s, the update is of %s",
+					id, uid, r.Lineage(), u.Lineage())
 				return nil
 			}
 			groups, samples = append(groups, schemas.TrainedGroup{Advantage: a}), samples+len(a.Members)

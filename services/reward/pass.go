@@ -58,6 +58,28 @@ func Rescore(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger, pa
 	return g.Wait()
 }
 
+// Rejudge has the functions that judged a sample in the middle judge its stored prediction again. Nothing of the run is
+// changed: what they say is of a run of its own.
+func Rejudge(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger, t *schemas.Trajectory,
+	was *schemas.StepReward,
+) (*schemas.StepReward, error) {
+	s, err := newService(ctx, cfg, b, log)
+	if err != nil {
+		return nil, err
+	}
+	defer s.catalog.close()
+	midway := *t
+	midway.Run, midway.Media, midway.ContentDigest = t.Run+"-judged-again", was.Media, was.ContentDigest
+	q := &schemas.StepQuestion{StepIndex: was.StepIndex, Latents: was.Latents}
+	if err := s.judgeStep(log.WithContext(ctx), q, &midway); err != nil {
+		return nil, err
+	}
+	now := &schemas.StepReward{}
+	subject := schemas.StepRewardSubject(midway.Run, t.UID, t.SampleIndex, was.StepIndex)
+	_, err = b.StoredEvent(ctx, schemas.StreamVerdicts, subject, now, nil)
+	return now, err
+}
+
 // rescore scores one sample of a pass, again and again until its reward is stored. A sample that cannot be read any
 // more gets a failed reward. An error is of the server, or of ctx.
 func (s *service) rescore(ctx context.Context, pass Pass, x PassSample) error {

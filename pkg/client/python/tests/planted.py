@@ -1,11 +1,13 @@
 """Faults planted by a seed into two engines and two trainers, and what certify says of them.
 
-    PYTHONPATH=. python tests/planted.py SEED [COUNT]
+    PYTHONPATH=. python tests/planted.py SEED [COUNT] [--together]
 
 Each subject is right as it stands here. A fault is an edit of its source, with a number that the seed draws where it
 has one, and what certify's words must match. certify knows neither the subjects nor the faults.
 """
 
+import argparse
+import itertools
 import random
 import re
 import sys
@@ -157,8 +159,8 @@ SUBJECTS = {"Paints": PAINTS, "Writes": WRITES, "ppo": PPO, "sde": SDE}
 FAULTS = {
     "Paints": [
         ("a sum where a mean is said", "np.mean(-((after", "np.sum(-((after", "reduce is sum"),
-        ("no ln n", "- np.log(n) -", "-", r"formula \+1 ln noise_std"),
-        ("no constant", " - np.log(2 * np.pi) / 2)", ")", r"formula \+1 ln\(2 pi\)/2"),
+        ("no ln n", "- np.log(n) -", "-", "ln_noise is 0"),
+        ("no constant", " - np.log(2 * np.pi) / 2)", ")", "ln_2_pi is 0"),
         ("no logarithms", " - np.log(n) - np.log(2 * np.pi) / 2)", ")", "log_prob_kind is scaled"),
         ("another factor", "np.mean(-((after", "{f} * np.mean(-((after", "{f} times the formula"),
         ("log-prob negated", "return np.mean(", "return -np.mean(", "the opposite sign"),
@@ -233,8 +235,9 @@ FAULTS = {
         ("a mean", "\"log_probs\": log_probs,", "\"log_probs\": [sum(log_probs) / len(log_probs)],", "reduce is mean"),
         ("temperature twice in the log-prob",
          "return y[token]", "y = y / temperature; return y[token]", "temperature is squared"),
-        ("temperature inverted", "y = z / temperature", "y = z * temperature", "temperature is inverted"),
-        ("one token fewer is kept", "np.sort(y)[-top_k]", "np.sort(y)[1 - top_k]", "top_k is one less"),
+        ("temperature inverted", "y = z / temperature", "y = z * temperature",
+         "temperature is inverted|drawing.*temperature [01]\\.[0-9]* to 1\\.[0-9]* where 0\\.8"),
+        ("one token fewer is kept", "np.sort(y)[-top_k]", "np.sort(y)[1 - top_k]", "top_k is one less|as by top_k 4"),
         ("one token more is kept",
          "np.sort(y)[-top_k]", "np.sort(y)[-1 - top_k]", "top_k is one more|ranks up to 6 of top_k 5"),
         ("drawn at another temperature", "p = np.exp(y - y.max())", "p = np.exp({k} * (y - y.max()))",
@@ -282,11 +285,11 @@ FAULTS = {
     ],
     "sde": [
         ("a sum", "log_prob.mean()", "log_prob.sum()", "reduce.*sum, as was found"),
-        ("another factor", "log_prob.mean()", "log_prob.mean() * {f}", "{f} times the formula"),
-        ("another constant", "log_prob.mean()", "log_prob.mean() + {f}", r"the formula \+{f}"),
+        ("another factor", "log_prob.mean()", "(log_prob.mean() * {f})", "{f} times the formula"),
+        ("another constant", "log_prob.mean()", "(log_prob.mean() + {f})", r"the formula \+{f}"),
         ("turned over", "return log_prob", "return -log_prob", "the opposite sign"),
-        ("no constant", " - np.log(2 * np.pi) / 2", "", r"formula \+1 ln\(2 pi\)/2"),
-        ("no ln n", " - np.log(n)", "", r"formula \+1 ln noise_std"),
+        ("no constant", " - np.log(2 * np.pi) / 2", "", "ln_2_pi is 0"),
+        ("no ln n", " - np.log(n)", "", "ln_noise is 0"),
         ("twice the exponent", "(2 * n**2)", "n**2", "exponent is twice itself"),
         ("a step late", "sigmas[step], sigmas[step + 1]", "sigmas[step + 1], sigmas[step + 2]", "step is one more"),
         ("the coefficient in place of the deviation", "g * np.sqrt(-dt)", "g", "noise is std_dev_t"),
@@ -299,17 +302,51 @@ FAULTS = {
 """Of each subject its faults: a name, what is written in place of what, and what certify says."""
 
 
-def plant(subject, number, rng):
-    """The source of a subject with one of its faults, its name, and what certify must say."""
-    name, old, new, says = FAULTS[subject][number]
-    drawn = {"f": rng.choice((1.23, 1.57, 0.71, 2.26)), "k": rng.choice((2, 5))}
-    if "{k}" in new and "seed" in new:
-        drawn["k"] = rng.choice((1, 2, 3))
-    new = re.sub(r"\{([fk])\}", lambda m: str(drawn[m[1]]), new)
-    old, new = (s.replace("{{", "{").replace("}}", "}") for s in (old, new))
-    source = SUBJECTS[subject]
-    assert source.count(old) >= 1, (name, old)
-    return source.replace(old, new, 1), name, re.sub(r"\{([fk])\}", lambda m: re.escape(str(drawn[m[1]])), says)
+TOGETHER = {
+    frozenset(("x negated", "v negated")): "next has the opposite sign",
+    frozenset(("temperature inverted", "temperature twice in the log-prob")): "temperature is 1",
+    frozenset(("no seed decides", "an update has no effect")): "ids are drawn by weights 0, where 1 are served",
+    frozenset(("advantages negated", "turned over")): "the opposite sign; advantages has the opposite sign",
+    frozenset(("advantages negated", "the least")): "the opposite sign",
+    frozenset(("turned over", "the least")): "advantages has the opposite sign",
+}
+"""Faults that together are something else, which must be said of them: their numbers are those of it."""
+HIDES = {
+    "old is what is now": {"without clipping", "clipped below alone", "clipped above alone", "twice the clip"},
+    "without clipping": {"twice the clip", "clipped below alone", "clipped above alone"},
+    "noise that no seed decides": {"a draw is thrown away"},
+}
+"""Faults behind which others change no number that could be looked at."""
+
+
+def plant(subject, numbers, rng):
+    """The source of a subject with some of its faults, and of each its name and what certify must say. None: they are
+    edits of the same place, or one hides another."""
+    source, faults = SUBJECTS[subject], []
+    for number in numbers:
+        name, old, new, says = FAULTS[subject][number]
+        drawn = {"f": rng.choice((1.23, 1.57, 0.71, 2.26)), "k": rng.choice((2, 5))}
+        if "{k}" in new and "seed" in new:
+            drawn["k"] = rng.choice((1, 2, 3))
+        new = re.sub(r"\{([fk])\}", lambda m: str(drawn[m[1]]), new)
+        old, new = (s.replace("{{", "{").replace("}}", "}") for s in (old, new))
+        if old not in source:
+            return None
+        source = source.replace(old, new, 1)
+        faults.append((name, re.sub(r"\{([fk])\}", lambda m: re.escape(str(drawn[m[1]])), says)))
+    names = {name for name, _ in faults}
+    if any(names & HIDES.get(name, set()) for name in names):
+        return None
+    for several, says in TOGETHER.items():
+        faults = [(n, f"{s}|{says}" if n in several <= names else s) for n, s in faults]
+    return source, faults
+
+
+def draws(subject, count, rng):
+    """Faults that may be planted at once, drawn until they can be."""
+    while True:
+        if made := plant(subject, rng.sample(range(len(FAULTS[subject])), count), rng):
+            return made
 
 
 def judged(subject, source=""):
@@ -325,20 +362,31 @@ def judged(subject, source=""):
     return trainer.judge(of[subject], suite.load()[title])
 
 
-def named(subject, number, rng):
-    """Whether certify names a fault, its name, and what it says beside agreement."""
-    source, name, says = plant(subject, number, rng)
+def named(subject, source, faults):
+    """The faults that certify does not name, with what it must say, and what it says beside agreement."""
     found = [f"{f.aspect} {f.state} {f.says}" for f in judged(subject, source) if f.state in ("differs", "unexplained")]
-    return any(re.search(says, f) for f in found), name, says, found
+    return [(name, says) for name, says in faults if not any(re.search(says, f) for f in found)], found
 
 
 if __name__ == "__main__":
-    rng, failed = random.Random(sys.argv[1]), 0
-    for subject, faults in FAULTS.items():
-        all_of = sys.argv[1] == "all"
-        for number in range(len(faults)) if all_of else rng.sample(range(len(faults)), int((sys.argv[2:] or ["3"])[0])):
-            ok, name, says, found = named(subject, number, rng)
-            failed += not ok
-            print(f"{'named' if ok else 'NOT NAMED'}: {subject}: {name}" + ("" if ok else f"   must say {says!r}"))
-            print("".join(f"    {f}\n" for f in found[: 3 if ok else 20]), end="")
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("seed", help="what decides the draw; 21-40: each of these; all: each fault once")
+    options.add_argument("count", nargs="?", type=int, default=3, help="how many faults of each subject")
+    options.add_argument("--together", action="store_true", help="all of a subject at once")
+    options.add_argument("--subject", action="append", choices=FAULTS, help="of which subjects; default of all")
+    o = options.parse_args()
+    failed, (first, _, last) = 0, o.seed.partition("-")
+    for seed, subject in itertools.product(range(int(first), int(last) + 1) if last else [first], o.subject or FAULTS):
+        rng, every = random.Random(f"{seed}{subject}"), range(len(FAULTS[subject]))
+        if o.together:
+            planted = [draws(subject, o.count, rng)]
+        else:
+            planted = [plant(subject, [n], rng) for n in (every if seed == "all" else rng.sample(every, o.count))]
+        for source, faults in planted:
+            missed, found = named(subject, source, faults)
+            failed += bool(missed)
+            print(f"{'NOT NAMED' if missed else 'named'}: {seed} {subject}: {', '.join(name for name, _ in faults)}")
+            print("".join(f"    must say {says!r} of: {name}\n" for name, says in missed), end="")
+            print("".join(f"    {f}\n" for f in found[: 20 if missed else 3]), end="", flush=True)
+    print(f"{failed} not named")
     sys.exit(failed > 0)

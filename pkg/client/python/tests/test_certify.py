@@ -78,8 +78,8 @@ def test_what_is_right_agrees(title, source):
     ("losses/ppo", PPO, (" * weights", " * np.roll(weights, 1)"), "weights is behind by one place"),
     ("losses/ppo", PPO, (" * weights", ""), "weights has no effect"),
     ("losses/ppo", PPO, ("np.maximum", "np.minimum"), "the opposite sign; advantages has the opposite sign"),
-    ("transitions/sde", SDE, (" - np.log(2 * np.pi) / 2", ""), "the formula +1 ln(2 pi)/2"),
-    ("transitions/sde", SDE, (" - np.log(n)", ""), "the formula +1 ln noise_std"),
+    ("transitions/sde", SDE, (" - np.log(2 * np.pi) / 2", ""), "ln_2_pi is 0"),
+    ("transitions/sde", SDE, (" - np.log(n)", ""), "ln_noise is 0"),
     ("transitions/sde", SDE, ("(2 * n**2)", "n**2"), "exponent is twice itself"),
     (
         "transitions/sde", SDE, ("sigmas[step], sigmas[step + 1]", "sigmas[step + 1], sigmas[step + 2]"),

@@ -17,7 +17,8 @@ from meander.certify.__main__ import main
 
 SEED = os.environ.get("MEANDER_FAULTS", "1")
 DRAWN = random.Random(SEED)
-PLANTED = [(s, n) for s, faults in planted.FAULTS.items() for n in DRAWN.sample(range(len(faults)), 3)]
+ALONE = [(s, planted.plant(s, [n], DRAWN)) for s, of in planted.FAULTS.items() for n in DRAWN.sample(range(len(of)), 3)]
+TOGETHER = [(s, planted.draws(s, 3, DRAWN)) for s in planted.FAULTS for _ in range(3)]
 
 
 @pytest.mark.parametrize("subject", planted.SUBJECTS)
@@ -27,10 +28,10 @@ def test_what_is_right_differs_in_nothing(subject):
     assert len(found) > 1
 
 
-@pytest.mark.parametrize("subject, number", PLANTED)
-def test_what_a_seed_plants_is_named(subject, number):
-    ok, name, says, found = planted.named(subject, number, random.Random(SEED))
-    assert ok, (name, says, found)
+@pytest.mark.parametrize("subject, made", ALONE + TOGETHER)
+def test_what_a_seed_plants_is_named(subject, made):
+    missed, found = planted.named(subject, *made)
+    assert not missed, found
 
 
 def test_no_fault_has_its_name_in_certify():

@@ -149,6 +149,7 @@ class _Measured:
         self.batch, self.sets = self.all(self.seeds, self.prompts), suite.load()
         self.formula: tuple[Set, Values] | None = None
         self.explained = ""
+        self.fixed: dict[str, int] = {}
 
     def all(self, seeds: Sequence[int], prompts: Sequence[str]) -> list[Row]:
         how = SETTINGS if self.kind == "texts" else {}
@@ -190,15 +191,35 @@ class _Measured:
         yield self.alike("a seed twice", [(self.rows[0], self.ask(0))])
         others = self.all([s + 100 for s in self.seeds], self.prompts)
         moved = [max(differences(a, b).values()) for a, b in zip(self.batch, others)]
+        if self.kind == "images" and "latents" in self.rows[0] and not any(moved):
+            x = _flat(self.rows[0]["latents"][0])
+            of = ((s, g) for s in range(256) for g in _GENERATORS.values())
+            self.fixed = next(({f"seed {s}": s} for s, g in of if _found(x, g(s, x.size, 2), 0, "x_T")), {})
         says = f"other samples for {sum(map(bool, moved))} of {len(moved)} prompts"
         yield self.finding("another seed", "agrees" if any(moved) else "differs", says)
 
     def batched(self) -> Iterator[Finding]:
-        also = "".join(
-            f"; row {k} is row {j} alone" for k, j in itertools.permutations(range(len(self.rows)), 2)
-            if not any(differences(self.rows[j], self.batch[k]).values())
-        )  # fmt: skip
+        places = dict[tuple[int, int], list[str]]()
+        for k, j in itertools.permutations(range(len(self.rows)), 2):
+            moves = differences(self.rows[k], self.rows[j])
+            same = differences(self.rows[j], self.batch[k])
+            places[k, j] = [f for f, off in same.items() if not off and moves[f]]
+        if any(differences(self.rows[0], self.ask(0)).values()):
+            places |= self.likeness()
+        also = "".join(f"; row {k} is row {j} alone, by its {', '.join(of)}" for (k, j), of in places.items() if of)
         yield self.alike(f"alone, 1 of {len(self.rows)}", list(zip(self.rows, self.batch)), also)
+
+    def likeness(self) -> dict[tuple[int, int], list[str]]:
+        """Which row of a batch is most like which row alone, where a seed does not decide: by prompts, or by means."""
+        if self.kind == "texts":
+            prompts = [[r["prompt"] for r in of] for of in (self.batch, self.rows)]
+            pairs = itertools.permutations(range(len(self.rows)), 2)
+            return {(k, j): ["prompt"] for k, j in pairs if prompts[0][k] == prompts[1][j] != prompts[1][k]}
+        every = range(len(self.prompts))
+        alone = np.mean([[_flat(self.ask(k)["image"]) for k in every] for _ in range(16)], 0)
+        batch = np.mean([[_flat(r["image"]) for r in self.all(self.seeds, self.prompts)] for _ in range(16)], 0)
+        nearest = ((k, min(every, key=lambda j: fit.difference(batch[k], alone[j]))) for k in every)
+        return {(k, j): ["mean image"] for k, j in nearest if j != k}
 
     def template(self) -> Iterator[Finding]:
         got, want = self.rows[0]["prompt"], self.engine.template(self.prompts[0])
@@ -243,7 +264,7 @@ class _Measured:
 
     def source(self, seed: int, row: Row, places: Sequence[tuple[str, Floats]]) -> str:
         """Which generator drew the noise, by which seed and in which turn."""
-        seeds = {"its seed": seed, **row.get("seeds", {})}
+        seeds = {"its seed": seed, **row.get("seeds", {}), **self.fixed}
         seeds |= {f"{n} {d:+d}": s + d for n, s in list(seeds.items()) for d in (1, -1, 2, -2, 3, -3) if s + d >= 0}
         ways, out = list(itertools.product(seeds.items(), _GENERATORS.items())), []
         for turn, (place, z) in enumerate(places):
@@ -335,49 +356,47 @@ class _Measured:
     ) -> list[Finding]:
         """What numbers are, by the formulas of sets. claim: which of the sayings names one of these."""
         every = 1 + len(cases) * max(np.size(v) for v in cases[0].values()) // 2**16  # of the cases one
-        ranked, said = list[tuple[tuple[bool, bool, bool, int], list[Finding], Set, Values]](), self.says.get(claim)
-        for s in sorted(sets, key=lambda s: s.name != said):
-            free = [n for n, what in s.inputs.items() if "choices" in what and n not in self.says]
-            given = {n: self.says[n] for n in s.inputs if n in self.says}
-            inputs = [given | {n: v for n, v in c.items() if n in s.inputs} for c in cases[::every]]
-
-            def judged(choice: Values, pairs: bool) -> list[Finding]:
-                of, alone = [i | choice for i in inputs], bool(aspect) and pairs and not ranked
-                wanted, got = [{"": s.formula_of(i)} for i in of], [{"": m} for m in measured[::every]]
-                return list(trainer._compared(s, of, wanted, got, self.says["dtype"], self.name, alone))
-
-            choice, out = trainer.best(s, free, judged)
-            state, foreign = out[0].state, said not in (None, s.name)
-            faults = state == "unexplained", state != "agrees", foreign, len(out)
-            ranked.append((faults, out, s, given | choice))
-            if not any(faults[:3]):
-                break
-        faults, out, s, chosen = min(ranked, key=lambda r: r[0])
-        if keep and not any(faults[:2]):
+        said = self.says.get(claim) if claim else None
+        free = sorted({n for s in sets for n, what in s.inputs.items() if "choices" in what and n not in self.says})
+        given = {n: v for n, v in self.says.items() if any(n in s.inputs for s in sets)}
+        ways = fit.ways(sets, free, [given | c for c in cases[::every]], said)
+        got = [{"": m} for m in measured[::every]]
+        out, way = trainer.compared(ways, got, self.says["dtype"], self.name, most=3 if aspect else 1)
+        s, foreign = way.set, said not in (None, way.set.name)
+        chosen = {n: v for n, v in given.items() if n in s.inputs} | way.choices
+        if keep and out[0].state == "agrees":
             self.formula = s, chosen
         kinds = "".join(f", {n} {v}" for n, v in chosen.items() if "choices" in s.inputs[n] and len(s.inputs) > 3)
-        out[0].says += f", of {s.title}{kinds}" + (f"; it says {said}" if faults[2] else "") if claim else ""
-        out[0].state = "differs" if faults[2] and out[0].state == "agrees" else out[0].state
+        out[0].says += f", of {s.title}{kinds}" + (f"; it says {said}" if foreign else "") if claim else ""
+        out[0].state = "differs" if foreign and out[0].state == "agrees" else out[0].state
         for f in out:
             f.about, f.aspect = self.kind, aspect if f is out[0] else f"{aspect}: {f.aspect}"
         return out
 
     def drawing(self) -> Iterator[Finding]:
-        """The temperatures by which tokens may have been drawn, within three deviations, and their ranks."""
-        more = [self.all([s + by for s in self.seeds], self.prompts) for by in (200, 300, 400)]
-        rows = list(itertools.chain(self.batch, *more))
-        z = np.concatenate([np.asarray(self.engine.expected(r, 0), np.float64) for r in rows])
-        token = np.concatenate([_flat(r["ids"]).astype(int) for r in rows])[:, None]
-        asked, k, grid = float(rows[0]["temperature"]), int(rows[0]["top_k"]), np.geomspace(0.1, 10, 400)
-        rank = (z > np.take_along_axis(z, token, 1)).sum(1)
-        z = z - np.take_along_axis(z, token, 1)
-        z = np.where(z < np.sort(z)[:, -k][:, None], -np.inf, z)[rank < k] if k else z
-        likely = np.array([-np.log(np.exp(z / one).sum(1)).sum() for one in grid])
-        near = grid[likely >= likely.max() - 4.5]
-        right = near[0] <= asked <= near[-1] and not (k and rank.max() >= k)
+        """The temperatures by which tokens may have been drawn, within three deviations, and their ranks. Texts are
+        drawn until they tell temperatures apart."""
+        rows, near, grid = list(self.batch), np.array([0.1, 10]), np.geomspace(0.1, 10, 400)
+        asked, k = float(rows[0]["temperature"]), int(rows[0]["top_k"])
+        for begin, end in ((200, 500), (500, 1800)):
+            for by in range(begin, end, 100):
+                rows += self.all([s + by for s in self.seeds], self.prompts)
+            z = np.concatenate([np.asarray(self.engine.expected(r, 0), np.float64) for r in rows])
+            token = np.concatenate([_flat(r["ids"]).astype(int) for r in rows])[:, None]
+            rank = (z > np.take_along_axis(z, token, 1)).sum(1)
+            z = z - np.take_along_axis(z, token, 1)
+            likely = {}
+            for kept in {k, min(k, int(rank.max()) + 1)}:
+                of = np.sort(z)[rank < kept, -kept:] if kept else z
+                likely[kept] = np.array([-np.log(np.exp(of / one).sum(1)).sum() for one in grid])
+            kept = max(likely, key=lambda n: likely[n].max() - (n != k) * 4.5)
+            near = grid[likely[kept] >= likely[kept].max() - 4.5]
+            if near[-1] < 1.3 * near[0]:
+                break
+        right = near[0] <= asked <= near[-1] and kept == k and not (k and rank.max() >= k)
         says = f"temperature {near[0]:.2f} to {near[-1]:.2f} where {asked:g} is asked for, ranks up to"
-        says += f" {rank.max() + 1} of top_k {k}, by {len(rank)} tokens"
-        yield self.finding("drawing", "agrees" if right else "differs", says)
+        says += f" {rank.max() + 1} of top_k {k}" + (f", as by top_k {kept}" if kept != k else "")
+        yield self.finding("drawing", "agrees" if right else "differs", f"{says}, by {len(rank)} tokens")
 
     def weights(self) -> Iterator[Finding]:
         """What updates change, whether the first weights come back, and which ones what it tells is of."""
@@ -393,6 +412,8 @@ class _Measured:
         yield self.alike("update 0 again", [(self.rows[0], before)])
         for k in asked if self.has("expected") else ():
             held, allowed = {j: self.held(rows[k], j) for j in sorted(asked)}, 10 * self.says["tolerance"]
+            if self.kind == "texts":
+                yield from self.likely(rows[k], k, sorted(asked))
             for field in held[k]:
                 off, j = min((by[field], j) for j, by in held.items())
                 others = ", ".join(f"{i} {by[field]:.1e}" for i, by in held.items() if i != j)
@@ -400,9 +421,23 @@ class _Measured:
                 says = f"{field} of weights {j} (off by {others})" + (f", where {k} are served" if j != k else "")
                 yield self.finding(f"weights {k}", state, says, off, allowed)
 
+    def likely(self, row: Row, served: int, asked: Sequence[int]) -> Iterator[Finding]:
+        """The weights by which the ids of a row were drawn, where they are likelier by them than by all others."""
+        said = {}
+        for k in asked:
+            z = np.asarray(self.engine.expected(row, k), np.float64) / float(row["temperature"])
+            z = z - z.max(axis=1, keepdims=True)
+            said[k] = float((np.take_along_axis(z, _flat(row["ids"]).astype(int)[:, None], 1)[:, 0]
+                             - np.log(np.exp(z).sum(1))).sum())  # fmt: skip
+        (best, first), (_, second) = sorted(said.items(), key=lambda kv: -kv[1])[:2]
+        if first - second > 4.5:
+            says = f"ids are drawn by weights {best}" + (f", where {served} are served" if best != served else "")
+            yield self.finding(f"weights {served}", "agrees" if best == served else "differs",
+                               f"{says}: the others are e^{first - second:.0f} times less likely")  # fmt: skip
+
     def held(self, row: Row, weights: int) -> dict[str, float]:
         """How far a row is from what another program has of it with some weights."""
-        of, out = self.engine.expected(row, weights), {}
+        of, out = self.engine.expected(row, weights), dict[str, float]()
         if "velocities" in row:
             out["velocities"] = fit.difference(_flat(row["velocities"]), _flat(of))
         if self.formula and "log_probs" in row:

@@ -1,11 +1,11 @@
-"""What numbers are, where they are not what the formula gives.
+"""What numbers are, where they are not what a formula gives.
 
 Alternatives are derived from the inputs of a formula alone, everywhere or in one of the places where it uses them: an
 array negated, shifted, swapped with another of its shape or replaced by it, left out, complemented, without gradient;
 an index one off; a setting without effect, without limit, squared or halved; another choice. What is measured may also
-be a multiple of the formula, or off by a constant: a factor or a constant that differs between cases is named by the
-sizes and settings that it follows. The simplest that gives every number of every case is told, and all that are as
-simple.
+be a multiple of what these give, off by a constant, or one place off: a factor or a constant that differs between cases
+is named by the sizes and settings that it follows. All of these are fitted together, at most three changes at once, and
+the fewest that give every number of every case are told, and all that are as few.
 """
 
 from __future__ import annotations
@@ -23,26 +23,64 @@ from .suite import Floats, Set, Values
 
 Changed = Callable[[Values, Values], Values]
 """Gives inputs in place of others; the second argument has those without a gradient."""
-Of = Callable[[Values, Changed], Floats]
-"""What is compared, for inputs that are changed: the formula, or its gradient."""
+Of = Callable[[Set, Values, Changed], Floats]
+"""What is compared, for a set and inputs that are changed: the formula, or its gradient."""
 _NO_LIMIT = 1e9
-_HALF_LN_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One input taken otherwise: words say how, of gives the inputs; extreme: the formula loses what it is about."""
+    """One input taken otherwise: words say how, of gives the inputs."""
 
     words: str
     of: Changed
-    extreme: bool = False
 
     def __add__(self, other: Change) -> Change:
-        return Change(f"{self.words}; {other.words}", lambda i, anchor: other.of(self.of(i, anchor), anchor))
+        words = "; ".join(w for w in (self.words, other.words) if w)
+        return Change(words, lambda i, anchor: other.of(self.of(i, anchor), anchor))
 
 
 AS_IT_IS = Change("", lambda i, anchor: i)
 """The inputs as they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """Inputs that may be those of what was measured: of a formula, with choices, and how many things are odd in it."""
+
+    set: Set
+    inputs: Sequence[Values]
+    choices: Values = dataclasses.field(default_factory=dict)
+    odd: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """An explanation: words; how many parts it has; what it changes, in which way; the factor of each case."""
+
+    words: str
+    parts: float
+    way: Way
+    change: Change = AS_IT_IS
+    factors: Sequence[float] = ()
+
+    def holds(self, of: Of, measured: Sequence[Floats], tolerance: float) -> bool:
+        """Whether it gives other numbers of the same cases, such as gradients."""
+        found = _all(of, self.way, self.change)
+        return found is not None and all(near(m, k * f, tolerance) for m, k, f in zip(measured, self.factors, found))
+
+
+def ways(sets: Sequence[Set], free: Sequence[str], inputs: Sequence[Values], said: str | None = None) -> list[Way]:
+    """The formulas that numbers may be of, with each value of the choices that are free. The first value is that of the
+    source; others are odd, and a formula that is not the one that is said."""
+    out = []
+    for s in sets:
+        of = [n for n in free if n in s.inputs]
+        for chosen in itertools.product(*(s.inputs[n]["choices"] for n in of)):
+            choice = dict(zip(of, chosen))
+            odd = sum(c != s.inputs[n]["choices"][0] for n, c in choice.items()) + (said not in (None, s.name))
+            out.append(Way(s, [{n: v for n, v in i.items() if n in s.inputs} | choice for i in inputs], choice, odd))
+    return sorted(out, key=lambda w: w.odd)
 
 
 def near(got: Floats, want: Floats, tolerance: float) -> bool:
@@ -59,57 +97,68 @@ def difference(got: Floats, want: Floats) -> float:
     return off if off == off else math.inf
 
 
-def explain(
-    s: Set, inputs: Sequence[Values], measured: Sequence[Floats], tolerance: float, of: Of, pairs: bool = True,
-    exact: float = -1,
-) -> list[tuple[str, Change]]:
-    """The simplest explanations of what was measured for each of the inputs; none: nothing gives these numbers. exact:
-    the formula itself is one, within this tolerance."""
-    base = _all(of, inputs, AS_IT_IS)
+def explain(ways: Sequence[Way], measured: Sequence[Floats], tolerance: float, of: Of, most: int = 3) -> list[Fit]:
+    """The simplest explanations of what was measured, all as simple; none: nothing gives these numbers.
+
+    Of a few changes at once every multiple, offset and shift is looked for; of most, equal numbers and the opposite
+    sign alone."""
+    found, singles = list[Fit](), functools.cache(lambda k: _singles(ways[k], of, tolerance))
+    names = functools.cache(lambda k: [quantities(ways[k].set, i) for i in ways[k].inputs])
+    for count in range(most + 1):
+        for k, way in enumerate(ways):
+            if count and count + way.odd > 3:
+                continue
+            for change in _together(singles(k), count) if count else [AS_IT_IS]:
+                found += _fits(way, change, count, measured, tolerance, of, functools.partial(names, k))
+        if min((f.parts for f in found), default=math.inf) <= count + (count > 0):
+            break
+    least = min((f.parts for f in found), default=math.inf)
+    return sorted((f for f in found if f.parts == least), key=lambda f: -f.way.odd)
+
+
+def _fits(
+    way: Way, change: Change, count: int, measured: Sequence[Floats], tolerance: float, of: Of,
+    names: Callable[[], list[dict[str, float]]],
+) -> Iterator[Fit]:
+    """How what a change gives is related to what was measured."""
+    if count > 2:
+        first = _all(of, dataclasses.replace(way, inputs=way.inputs[:1]), change)
+        if first is None or not any(near(measured[0], k * first[0], tolerance) for k in (1, -1)):
+            return
+    values = _all(of, way, change)
+    if values is None:
+        return
+    for words, parts, factors in _relations(measured, values, names, tolerance, count < 3):
+        said = "; ".join(w for w in (words, change.words) if w)
+        yield Fit(said, count + parts + way.odd, way, change, factors)
+
+
+def _singles(way: Way, of: Of, tolerance: float) -> list[Change]:
+    """The changes that change any number."""
+    base, out = _all(of, way, AS_IT_IS), []
     assert base is not None
-    if exact >= 0 and all(near(m, b, max(exact, tolerance)) for m, b in zip(measured, base)):
-        return [("", AS_IT_IS)]
-    for n, c in ((n, c) for n, said in s.inputs.items() for c in said.get("choices", ())):
-        chosen = Change(f"{n} is {c}", lambda i, anchor, n=n, c=c: i | {n: c})  # type: ignore[misc]
-        if any(i[n] != c for i in inputs) and _first(of, inputs, chosen, measured, tolerance):
-            return [(chosen.words, chosen)]
-    names = [quantities(s, i) for i in inputs]
-    if words := _relation(measured, base, names, tolerance, True) or _shifted(measured, base, names, tolerance):
-        return [(words.removesuffix("; "), AS_IT_IS)]
-    singles: list[tuple[Change, list[Floats]]] = []
-    for change in changes(s, inputs):
-        found = _all(of, inputs, change)
+    for change in changes(way.set, way.inputs, way.choices):
+        found = _all(of, way, change)
         if found is not None and any(difference(f, b) > tolerance for f, b in zip(found, base)):
-            singles.append((change, found))
-    for fits in (_equal, _relation, _shifted):
-        out = [
-            (f"{words}{c.words}", c) for c, f in singles
-            if not (c.extreme and fits is not _equal) and (words := fits(measured, f, names, tolerance)) is not None
-        ]
-        if out:
-            return out
-    plain = [c for c, _ in singles if not any(w in c.words for w in ("place", "stands for", "swapped"))]
-    for a, b in itertools.combinations(plain, 2) if pairs else ():
-        if _first(of, inputs, a + b, measured, tolerance):
-            return [((a + b).words, a + b)]
-    return []
+            out.append(change)
+    return out
 
 
-def _all(of: Of, inputs: Iterable[Values], change: Change) -> list[Floats] | None:
+def _together(singles: Sequence[Change], count: int) -> Iterator[Change]:
+    for several in itertools.combinations(singles, count):
+        yield functools.reduce(Change.__add__, several)
+
+
+def _all(of: Of, way: Way, change: Change) -> list[Floats] | None:
     try:
         with np.errstate(all="ignore"):
-            return [of(i, change.of) for i in inputs]
+            return [of(way.set, i, change.of) for i in way.inputs]
     except (ValueError, IndexError, ZeroDivisionError, OverflowError):
         return None  # the formula refuses such inputs
 
 
-def _first(of: Of, inputs: Sequence[Values], change: Change, measured: Sequence[Floats], tolerance: float) -> bool:
-    """Whether a change gives what was measured, case by case until one differs."""
-    return all((f := _all(of, [i], change)) is not None and near(m, f[0], tolerance) for i, m in zip(inputs, measured))
-
-
-def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
-    """The ways in which one input may be taken otherwise."""
+def changes(s: Set, cases: Sequence[Values], chosen: Iterable[str] = ()) -> Iterator[Change]:
+    """The ways in which one input may be taken otherwise. chosen: choices that are tried as ways of their own."""
     arrays = {n: said["shape"] for n, (of, said) in s.uses.items() if said.get("shape", "").startswith("[") and of}
     bases = {n: of for n, (of, _) in s.uses.items()}
 
@@ -121,10 +170,10 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
 
     for name, (of, said) in s.uses.items():
         shape, is_count = said.get("shape", ""), said.get("shape") in ("count", "index")
-        choices = said.get("choices", [])
-        for choice in choices if name not in s.inputs else ():
+        choices = said.get("choices", []) if name not in chosen else []
+        for choice in choices:
             yield Change(f"{name} is {choice}", put(name, lambda x, _, c=choice: c))
-        if len(choices) > 1 and of:
+        if of and len({i[name] for i in cases} if choices else ()) > 1:
             words = f"{name} is another: of {', '.join(choices)} the next"
             yield Change(words, put(name, lambda x, _, c=choices: c[(c.index(x) + 1) % len(c)]))
         if "neutral" in said:
@@ -139,8 +188,8 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
         if shape.startswith("["):
             yield Change(f"{name} has the opposite sign", put(name, lambda x, _: -1 * x))
         if shape == "[]":
-            for words, f in _OTHERWISE.items():
-                yield Change(f"{name} {words}", put(name, lambda x, _, f=f: f(float(x))), "limit" in words)
+            for words, f in _OTHERWISE.items() if of else itertools.islice(_OTHERWISE.items(), 3):
+                yield Change(f"{name} {words}", put(name, lambda x, _, f=f: f(float(x))))
         elif shape.startswith("["):
             if of:
                 yield Change(f"{name} has no gradient", put(name, lambda x, anchor, of=of: anchor[of]))
@@ -162,8 +211,8 @@ def changes(s: Set, cases: Sequence[Values]) -> Iterator[Change]:
 
 
 _OTHERWISE: dict[str, Callable[[float], float]] = {
-    "is 0": lambda x: 0.0, "has no limit": lambda x: _NO_LIMIT, "is twice itself": lambda x: 2 * x,
-    "is half itself": lambda x: x / 2, "is squared": lambda x: x * x, "is its root": math.sqrt,
+    "is 0": lambda x: 0.0, "is twice itself": lambda x: 2 * x, "is half itself": lambda x: x / 2, "is 1": lambda x: 1.0,
+    "has no limit": lambda x: _NO_LIMIT, "is squared": lambda x: x * x, "is its root": math.sqrt,
     "is inverted": lambda x: 1 / x, "is one more": lambda x: x + 1, "is one less": lambda x: x - 1,
 }  # fmt: skip
 
@@ -187,94 +236,140 @@ def quantities(s: Set, inputs: Values) -> dict[str, float]:
     return {k: v for k, v in out.items() if v > 0 and v != 1}
 
 
-def _equal(measured: Sequence[Floats], found: Sequence[Floats], _: object, tolerance: float) -> str | None:
-    return "" if all(near(m, f, tolerance) for m, f in zip(measured, found)) else None
-
-
-def _shifted(measured: Sequence[Floats], found: Sequence[Floats], _: object, tolerance: float) -> str | None:
-    """Whether what was measured is one place off, in words."""
-    for words, these, those in (("behind", slice(1, None), slice(-1)), ("ahead", slice(-1), slice(1, None))):
-        off = [m.size != x.size or not x.ndim or m.size < 3 or not near(m[..., these], x[..., those], tolerance)
-               for m, x in zip(measured, found)]  # fmt: skip
-        if not any(off):
-            return f"what is given is {words} by one place; "
-    return None
-
-
-def _relation(
-    measured: Sequence[Floats], found: Sequence[Floats], names: Sequence[dict[str, float]], tolerance: float,
-    free: bool = False,
-) -> str | None:
-    """The multiple or the offset of what was found that was measured, in words; "" if they are equal."""
+def _relations(
+    measured: Sequence[Floats], found: Sequence[Floats], names: Callable[[], list[dict[str, float]]], tolerance: float,
+    every: bool,
+) -> Iterator[tuple[str, float, Sequence[float]]]:
+    """How what was measured follows from what was found: in words, of how many parts, and the factor of each case.
+    every: not only as it is and negated."""
+    ones = [1.0] * len(found)
     if any(m.size != f.size for m, f in zip(measured, found)):
-        return None
-    if _equal(measured, found, names, tolerance) is not None:
-        return ""
+        return
+    if all(near(m, f, tolerance) for m, f in zip(measured, found)):
+        yield "", 0, ones
+        return
     if all(np.abs(m).max() <= tolerance for m in measured) or not all(np.isfinite(f).all() for f in found):
-        return None  # of 0 everything is a multiple
-    pairs = [(m.ravel(), f.ravel()) for m, f in zip(measured, found)]
-    factors = [float(m @ f / (f @ f)) if (f @ f) else 0.0 for m, f in pairs]
-    if all(near(m, k * f, tolerance) for k, (m, f) in zip(factors, pairs)) and all(factors):
-        certain = [k for k, (_, f) in zip(factors, pairs) if np.abs(f).max() > 1e3 * tolerance]
-        names_of = [n for n, (_, f) in zip(names, pairs) if np.abs(f).max() > 1e3 * tolerance]
-        if said := _named(certain, names_of, max(1e-6, 100 * tolerance), free and all(m.size > 2 for m, _ in pairs)):
-            return said if said.endswith("sign; ") else f"{said} times the formula; "
-    offsets = [float((m - f).mean()) for m, f in pairs]
-    if all(near(m - d, f, tolerance) for d, (m, f) in zip(offsets, pairs)):
-        return _offset(offsets, names, 10 * tolerance * max(1, *map(abs, offsets)))
-    return None
+        return  # of 0 everything is a multiple
+    if all(near(m, -f, tolerance) for m, f in zip(measured, found)):
+        yield "the opposite sign", 1, [-1.0] * len(found)
+        return
+    if not every:
+        return
+    sized = all(f.size > 2 for f in found)
+    line = (_of_rows if sized else _of_numbers)(measured, found, names, tolerance)
+    if line is not None:
+        yield line
+    for words, these, those in (("behind", slice(1, None), slice(-1)), ("ahead", slice(-1), slice(1, None))):
+        if sized and line is None and all(m.ndim and m.shape == f.shape for m, f in zip(measured, found)):
+            pairs = [(m[..., these], f[..., those]) for m, f in zip(measured, found)]
+            if all(near(m, f, tolerance) for m, f in pairs):
+                yield f"what is given is {words} by one place", 1, ones
+            elif (line := _of_rows([m for m, _ in pairs], [f for _, f in pairs], names, tolerance)) is not None:
+                yield f"what is given is {words} by one place; {line[0]}", 1 + line[1], line[2]
 
 
-def _named(factors: Sequence[float], names: Sequence[dict[str, float]], tolerance: float, free: bool) -> str | None:
-    """A factor of each case in words; None: it follows nothing, unless it is free to."""
-    if not factors:
+_Line = tuple[str, float, Sequence[float]]
+
+
+def _of_rows(
+    measured: Sequence[Floats], found: Sequence[Floats], names: Callable[[], list[dict[str, float]]], tolerance: float
+) -> _Line | None:
+    """A line through the numbers of each case, and what its factors and its offsets follow."""
+    lines = []
+    for m, f in zip(measured, found):
+        centred, own = f.ravel() - f.mean(), max(tolerance, 1e-14)
+        k = float(m.ravel() @ f.ravel() / (f.ravel() @ f.ravel())) if f.any() else 0.0
+        d = 0.0
+        if not near(m, k * f, own) and (spread := float(centred @ centred)) > 1e3 * own:
+            k = float(centred @ m.ravel()) / spread
+            d = float(m.mean() - k * f.mean())
+        if not near(m, k * f + d, own):
+            return None
+        lines.append((k, d, float(np.abs(f).max())))
+    if not all(k for k, *_ in lines):
         return None
-    sign, sizes = "minus " if factors[0] < 0 else "", [abs(k) for k in factors]
-    constant = all(abs(k - sizes[0]) <= tolerance * max(sizes[0], 1e-12) for k in sizes)
-    if not all((k < 0) == (factors[0] < 0) and 1e-6 < abs(k) < 1e6 for k in factors):
+    certain = [k for k, (*_, most) in enumerate(lines) if most > 1e3 * tolerance]
+    factors, offsets = np.array([lines[k][0] for k in certain]), np.array([d for _, d, _ in lines])
+    own = max(1e-6, 100 * tolerance)
+    if not certain or not (np.sign(factors) == np.sign(factors[0])).all():
         return None
-    if constant and abs(sizes[0] - 1) <= tolerance:
-        return "the opposite sign; " if sign else None
-    if constant:
-        return f"{sign}{sizes[0]:.6g}"
-    labels, counts, values = _products(tuple(tuple(sorted(n.items())) for n in names))
-    hits = np.flatnonzero((np.abs(values - sizes) <= tolerance * np.maximum(values, 1e-12)).all(axis=1))
-    if hits.size:
-        found = [labels[k] for k in hits if counts[k] == counts[hits[0]]]
-        return f"{sign}{' or '.join(found[:3])} ({', '.join(f'{k:.4g}' for k in factors[:4])})"
-    return f"a factor of each case ({', '.join(f'{k:.4g}' for k in factors[:4])})" if free else None
+    labels, counts, values = _products(tuple(tuple(sorted(names()[k].items())) for k in certain))
+    ratios = np.abs(factors) / values
+    fits = np.flatnonzero((np.abs(ratios - ratios[:, :1]) <= own * ratios[:, :1]).all(axis=1))
+    if not fits.size:
+        words = "a factor of each case (" + ", ".join(f"{x:.4g}" for x in factors[:4]) + ") times the formula"
+        return (words, 3, [k for k, *_ in lines]) if not offsets.any() else None
+    constant = np.abs(offsets - offsets[0]).max() <= 10 * tolerance * max(1, abs(float(offsets[0])))
+    if not constant:
+        return None
+    return _told(float(ratios[fits[0], 0] * np.sign(factors[0])), float(offsets[0]), labels, counts, values, fits,
+                 [k for k, *_ in lines], max(1e-6, tolerance))  # fmt: skip
 
 
-@functools.lru_cache(8)
+def _of_numbers(
+    measured: Sequence[Floats], found: Sequence[Floats], names: Callable[[], list[dict[str, float]]], tolerance: float
+) -> _Line | None:
+    """A line through the numbers of all cases, times what its factors may follow."""
+    m, f = (np.concatenate([x.ravel() for x in of]) for of in (measured, found))
+    if len(m) != len(measured) or len(m) < 2 or (np.abs(f) > 1e3 * tolerance).sum() < 2:
+        return None
+    labels, counts, values = _products(tuple(tuple(sorted(n.items())) for n in names()))
+    at = values * f
+    allowed = tolerance * max(1.0, float(np.abs(m).max()))
+    k = (at @ m) / (at * at).sum(axis=1)
+    fits, d = np.flatnonzero((np.abs(k[:, None] * at - m) <= allowed).all(axis=1)), np.zeros(len(k))
+    if not fits.size and len(m) > 3:
+        off = at - at.mean(axis=1, keepdims=True)
+        spread = (off * off).sum(axis=1)
+        k = np.where(spread > 1e4 * tolerance, off @ m / np.maximum(spread, 1e-30), 0)
+        d = m.mean() - k * at.mean(axis=1)
+        fits = np.flatnonzero((k != 0) & (np.abs(k[:, None] * at + d[:, None] - m) <= allowed).all(axis=1))
+    if not fits.size:
+        return None
+    first = fits[0]
+    return _told(float(k[first]), float(d[first]), labels, counts, values, fits, list(k[first] * values[first]),
+                 max(1e-6, tolerance))  # fmt: skip
+
+
+def _told(
+    k: float, d: float, labels: Sequence[str], counts: Sequence[int], values: Floats, fits: Any,
+    factors: Sequence[float], tolerance: float,
+) -> _Line | None:
+    """A line in words: its sign, a number, the sizes that its factors follow, and its offset."""
+    if not 1e-6 < abs(k) < 1e6:
+        return None
+    said = [labels[j] for j in fits if counts[j] == counts[fits[0]]][:3]
+    is_sized, is_one = bool(said[0]), abs(abs(k) - 1) <= tolerance
+    words, parts = ["the opposite sign"] if k < 0 else [], float(k < 0) + is_sized
+    if not is_one:
+        words.append(f"{abs(k):.6g} times the formula")
+        parts += _length(k, tolerance)
+    if is_sized:
+        words.append(f"{' or '.join(said)} ({', '.join(f'{v:.4g}' for v in values[fits[0]][:4])}) times the formula")
+    if abs(d) > tolerance:
+        inside = _length(d / k, tolerance) < _length(d, tolerance) and not is_sized
+        words.append(f"the formula {d / k:+.6g}" + ", before that" if inside else f"the formula {d:+.6g}")
+        parts += _length(d / k if inside else d, tolerance)
+    return "; ".join(words), parts, factors
+
+
+def _length(x: float, tolerance: float) -> float:
+    """How many parts a number counts for: one that has three digits is written, and another may be made of several."""
+    return 1.0 if abs(x - float(f"{x:.3g}")) <= tolerance * abs(x) else 2.5
+
+
+@functools.lru_cache(64)
 def _products(cases: tuple[tuple[tuple[str, float], ...], ...]) -> tuple[list[str], list[int], Floats]:
-    """What a factor may be: products of powers of at most two quantities that all cases have, with their words, how
-    many they are of, and their values [products, cases]."""
+    """What a factor may follow: 1, and products of powers of at most two quantities that all cases have and that differ
+    between them, with their words, how many they are of, and their values [products, cases]."""
     names, powers = [dict(c) for c in cases], {"": 1.0, "^2": 2.0, "^-1": -1.0, "^-2": -2.0, "^1/2": 0.5, "^-1/2": -0.5}
-    labels, counts, values = list[str](), list[int](), list[list[float]]()
+    labels, counts, values = [""], [0], [[1.0] * len(names)]
     for count in (1, 2):
         for of in itertools.combinations(sorted(set.intersection(*map(set, names))), count):
             for exponents in itertools.product(powers, repeat=count):
-                for c in (1.0, 2.0, 0.5) if count == 1 else (1.0,):
-                    labels.append(("" if c == 1 else f"{c:g} ") + " ".join(f"{k}{e}" for k, e in zip(of, exponents)))
+                value = [math.prod(n[k] ** powers[e] for k, e in zip(of, exponents)) for n in names]
+                if max(value) > min(value) * (1 + 1e-9):
+                    labels.append(" ".join(f"{k}{e}" for k, e in zip(of, exponents)))
                     counts.append(count)
-                    values.append([c * math.prod(n[k] ** powers[e] for k, e in zip(of, exponents)) for n in names])
+                    values.append(value)
     return labels, counts, np.asarray(values).reshape(-1, len(names))
-
-
-def _offset(offsets: Sequence[float], names: Sequence[dict[str, float]], tolerance: float) -> str | None:
-    """What is added to each case, in words; None: it follows nothing."""
-    common = sorted(set.intersection(*(set(n) for n in names)))
-    multiples = ["", *(k for k in common if len(k) == 1)]
-    for times, (a, k), b in itertools.product(multiples, [(0.0, "")] + [
-        (a, k) for k in common for a in (1.0, -1.0, 0.5, -0.5)
-    ], (0.0, 1.0, -1.0)):
-        value = [
-            (n[times] if times else 1.0) * ((a * math.log(n[k]) if k else 0.0) + b * _HALF_LN_2_PI) for n in names
-        ]
-        if (a or b) and all(abs(o - v) <= tolerance for o, v in zip(offsets, value)):
-            parts = ([f"{a:+g} ln {k}"] if k else []) + ([f"{b:+g} ln(2 pi)/2"] if b else [])
-            return f"the formula {f'+ {times} times ' if times else ''}{' '.join(parts)}; "
-    if len(offsets) > 1 and all(abs(o - offsets[0]) <= tolerance for o in offsets):
-        return f"the formula {offsets[0]:+.6g}; "
-    return None
-

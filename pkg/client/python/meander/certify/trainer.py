@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,11 +42,7 @@ def judge(
     if arrays == "numpy" and dtype != "float64":
         raise ValueError(f"--dtype: {dtype}; {name} gets arrays of numpy, which are float64")
     taken, free = _taken(function, s, given, name)
-
-    def judged(choice: Values, pairs: bool) -> list[Finding]:
-        return _judged(_Called(function, taken, s, dtype, arrays), s, dict(given) | choice, dtype, name, pairs)
-
-    return best(s, free, judged)[1]
+    return _judged(_Called(function, taken, s, dtype, arrays), s, given, free, dtype, name)
 
 
 def _arrays(function: Callable[..., Any]) -> str:
@@ -56,30 +51,6 @@ def _arrays(function: Callable[..., Any]) -> str:
             if inspect.ismodule(v)}  # fmt: skip
     has_torch = importlib.util.find_spec("torch") is not None
     return "torch" if has_torch and ("torch" in used or "numpy" not in used) else "numpy"
-
-
-def best(
-    s: Set, free: Sequence[str], judged: Callable[[Values, bool], list[Finding]]
-) -> tuple[Values, list[Finding]]:
-    """The values of the choices that are free for which there are the fewest faults, with the findings, to which one of
-    each choice is added: the first value is that of the source. judged gets the values, and whether pairs of changes
-    are looked for."""
-    found: list[tuple[tuple[int, int], Values, list[Finding]]] = []
-    for pairs in (False, True) if free else (True,):
-        for chosen in itertools.product(*(s.inputs[n]["choices"] for n in free)):
-            choice = dict(zip(free, chosen))
-            out = judged(choice, pairs)
-            faults = sum(f.state == "unexplained" for f in out), sum(f.state != "agrees" for f in out)
-            for n, c in choice.items():
-                usual = s.inputs[n]["choices"][0]
-                says = f"{c}, as was found" + (f"; the formula's source has {usual}" if c != usual else "")
-                out.append(Finding(out[0].subject, s.title, n, "agrees" if c == usual else "differs", says))
-            found.append((faults, choice, out))
-            if faults == (0, 0):
-                return choice, out
-        if min(f for f, *_ in found)[0] == 0:
-            break  # pairs of changes would explain less simply
-    return min(found, key=lambda f: f[0])[1:]
 
 
 def _taken(function: Callable[..., Any], s: Set, given: Mapping[str, Any], name: str) -> tuple[list[str], list[str]]:
@@ -147,27 +118,27 @@ class _Called:
         return {n: gradient(functools.partial(value, n), inputs[n]) for n in by}
 
 
-def _judged(call: _Called, s: Set, given: Values, dtype: str, name: str, pairs: bool) -> list[Finding]:
-    neutral = {n: said["neutral"] for n, said in s.inputs.items() if n not in call.taken and "neutral" in said} | given
+def _judged(
+    call: _Called, s: Set, given: Mapping[str, Any], free: Sequence[str], dtype: str, name: str
+) -> list[Finding]:
+    put = {n: said["neutral"] for n, said in s.inputs.items() if n not in call.taken and "neutral" in said}
+    put |= given
     by = [k.removeprefix("gradient_") for k in s.cases[0][1] if k.startswith("gradient_")]
-    inputs, wanted, got, lacks = [], [], [], set[str]()
+    inputs, got, wanted, lacks = list[Values](), list[dict[str, Floats]](), list[dict[str, Any]](), set[str]()
     for i, expected in s.cases:
-        put = {n: np.zeros_like(i[n]) + v if isinstance(i[n], np.ndarray) else v for n, v in neutral.items()}
-        changed = any(not np.array_equal(v, i[n]) for n, v in put.items())
+        i = i | {n: np.zeros_like(i[n]) + v if isinstance(i[n], np.ndarray) else v for n, v in put.items()}
         try:
-            value, gradients = call(i | put, by)
+            value, gradients = call(i, by)
         except NotImplementedError as e:
             lacks.add(str(e))
             continue
-        inputs.append(i | put)
+        inputs.append(i)
         got.append({"": value} | gradients)
-        wanted.append({"": s.formula_of(inputs[-1])} if changed else {"": np.asarray(expected[s.returns])} | {
-            n: np.asarray(expected["gradient_" + n]) for n in by
-        })
+        wanted.append({"": expected[s.returns]} | {n: expected[f"gradient_{n}"] for n in by})
     if not inputs:
         return [Finding(name, s.title, "value", "not judged", f"it does not have {', '.join(sorted(lacks))}")]
     call.notes |= {f"without {what}, which it does not have" for what in lacks}
-    findings = list(_compared(s, inputs, wanted, got, dtype, name, pairs))
+    findings, _ = compared(fit.ways([s], free, inputs), got, dtype, name, [] if put or free else wanted)
     findings += [Finding(name, s.title, f"gradient by {n}", "not judged", f"it does not take {n}")
                  for n in by if n not in call.taken]  # fmt: skip
     if call.notes:
@@ -175,61 +146,72 @@ def _judged(call: _Called, s: Set, given: Values, dtype: str, name: str, pairs: 
     return findings
 
 
-def _compared(
-    s: Set, inputs: list[Values], wanted: list[dict[str, Floats]], got: list[dict[str, Floats]], dtype: str, name: str,
-    pairs: bool,
-) -> Iterator[Finding]:
-    """A finding of the value, and of each gradient under what explains the value."""
-    change = fit.AS_IT_IS
+def compared(
+    ways: Sequence[fit.Way], got: Sequence[dict[str, Floats]], dtype: str, name: str,
+    wanted: Sequence[dict[str, Any]] = (), most: int = 3,
+) -> tuple[list[Finding], fit.Way]:
+    """A finding of the value, one of each gradient under what explains the value, and one of each choice that is free;
+    and the way in which the value is explained. wanted: what is expected, where formulas need not be asked."""
+    way, fits, findings = ways[0], list[fit.Fit](), list[Finding]()
     for by in got[0]:
-        aspect = f"gradient by {by}" if by else "value"
-
-        def of(i: Values, c: fit.Changed, by: str = by) -> Floats:
+        def of(s: Set, i: Values, c: fit.Changed, by: str = by) -> Floats:
             return s.gradient_of(i, by, c) if by else s.formula_of(c(i, i), c(i, i))
 
-        allowed = s.tolerance[dtype] if not by else max(s.tolerance[dtype], 0 if by in wanted[0] else _DIFFERENCES)
-        want = [w[by] if by in w else of(i, fit.AS_IT_IS.of) for i, w in zip(inputs, wanted)]
         measured = [g[by] for g in got]
-        off = max(fit.difference(m, w) for m, w in zip(measured, want))
-        finding = Finding(name, s.title, aspect, "agrees", "", off, allowed)
+        allowed = max(way.set.tolerance[dtype], _DIFFERENCES if by and not wanted else 0)
+        offs = []
+        for w in [way] if by else ways:
+            want = [np.asarray(e[by]) for e in wanted] or [of(w.set, i, fit.AS_IT_IS.of) for i in w.inputs]
+            offs.append((max(fit.difference(m, x) for m, x in zip(measured, want)), w, want))
+            if offs[-1][0] <= allowed:
+                break
+        off, way, want = offs[-1] if offs[-1][0] <= allowed else offs[0]
+        finding = Finding(name, way.set.title, f"gradient by {by}" if by else "value", "differs", "", off, allowed)
+        findings.append(finding)
         if off <= allowed:
-            finding.says = f"the formula, in {len(inputs)} cases"
-        elif off <= s.tolerance.get("float32", 0):
-            finding.state, finding.says = "differs", f"the formula as near as float32 has it, and it got {dtype}"
+            finding.state, finding.says = "agrees", f"the formula, in {len(measured)} cases"
+        elif off <= way.set.tolerance.get("float32", 0):
+            finding.says = f"the formula as near as float32 has it, and it got {dtype}"
         elif not all(np.isfinite(m).all() for m in measured):
             finding.state, finding.says = "unexplained", "not finite"
         elif by and not any(m.any() for m in measured):
-            finding.state, finding.says = "differs", f"0: nothing flows to {by}"
-        elif by and change is not fit.AS_IT_IS and fit._first(of, inputs, change, measured, max(allowed, _DIFFERENCES)):
-            finding.state, finding.says = "differs", f"that of its value: {change.words}"
+            finding.says = f"0: nothing flows to {by}"
         else:
-            found = fit.explain(s, inputs, measured, max(allowed, _DIFFERENCES if by else 0), of, pairs and not by)
-            says = ", or ".join(words for words, _ in found[:3]) or _by_choice(s, inputs, measured, allowed, of)
-            finding.state, finding.says = "differs" if says else "unexplained", says or _worst(inputs, want, measured)
-            change = found[0][1] if found and not by else change
-        yield finding
+            near = max(allowed, _DIFFERENCES if by else 0)
+            held = [f for f in fits if f.holds(of, measured, near)]
+            fits = held or fits
+            found = held or fit.explain([way] if by else ways, measured, near, of, 1 if by else most)
+            says = ", or ".join([f.words for f in found if f.way is found[0].way][:4])
+            finding.says = "that of its value: " * bool(held) + says or _by_choice(way, measured, near, of)
+            if not finding.says:
+                finding.state, finding.says = "unexplained", _worst(want, measured)
+            elif not by and found:
+                fits, way = found, found[0].way
+    for n, c in way.choices.items():
+        usual = way.set.inputs[n]["choices"][0]
+        says = f"{c}, as was found" + (f"; the formula's source has {usual}" if c != usual else "")
+        findings.append(Finding(name, way.set.title, n, "agrees" if c == usual else "differs", says))
+    return findings, way
 
 
-def _by_choice(s: Set, inputs: list[Values], measured: list[Floats], allowed: float, of: fit.Of) -> str:
+def _by_choice(way: fit.Way, measured: Sequence[Floats], allowed: float, of: fit.Of) -> str:
     """What explains the cases with each value of a choice, where one explanation for all is not enough."""
-    for name, said in s.inputs.items():
-        parts = []
-        if any(sum(i[name] == c for i in inputs) < 2 for c in said.get("choices", ())):
+    for name, what in way.set.inputs.items():
+        rows = {c: [k for k, i in enumerate(way.inputs) if i[name] == c] for c in what.get("choices", ())}
+        if not rows or min(map(len, rows.values())) < 2:
             continue  # one case is explained by too much
-        for choice in said.get("choices", ()):
-            rows = [k for k, i in enumerate(inputs) if i[name] == choice]
-            of_these, seen = [inputs[k] for k in rows], [measured[k] for k in rows]
-            found = fit.explain(s, of_these, seen, max(allowed, _DIFFERENCES), of, pairs=False, exact=allowed)
-            if not found:
-                break
-            parts.append(f"where {name} is {choice}: {', or '.join(w for w, _ in found[:2]) or 'the formula'}")
-        else:
-            if parts:
-                return "; ".join(parts)
+        parts = []
+        for choice, of_these in rows.items():
+            alone = fit.Way(way.set, [way.inputs[k] for k in of_these], way.choices)
+            found = fit.explain([alone], [measured[k] for k in of_these], allowed, of, 1)
+            said = ", or ".join(f.words or "the formula" for f in found[:2])
+            parts += [f"where {name} is {choice}: {said}"] if found else []
+        if len(parts) == len(rows):
+            return "; ".join(parts)
     return ""
 
 
-def _worst(inputs: list[Values], want: list[Floats], measured: list[Floats]) -> str:
+def _worst(want: Sequence[Floats], measured: Sequence[Floats]) -> str:
     worst = max(range(len(want)), key=lambda k: fit.difference(measured[k], want[k]))
     if want[worst].size != measured[worst].size:
         return f"{measured[worst].size} numbers where there are {want[worst].size}"
