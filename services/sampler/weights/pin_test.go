@@ -127,7 +127,15 @@ func TestVersions_Tenants(t *testing.T) {
 		}
 		return nil
 	})
-	if notes := s.Notes(); len(notes) != 1 || !strings.Contains(notes[0], "version 2 of lane synthetic.a is refused") {
-		t.Errorf("notes: %q", notes)
+	for i := range schemas.MaxTenants {
+		s.Want(main.Policy.Founding(schemas.Tenant(fmt.Sprintf("more-%02d", i))))
+	}
+	notes := strings.Join(s.Notes(), "; ")
+	for _, want := range []string{
+		"version 2 of lane synthetic.a is refused", "tenant more-63 of lane synthetic is left out: the sampler has 64",
+	} {
+		if !strings.Contains(notes, want) {
+			t.Errorf("notes: %q; want %q", notes, want)
+		}
 	}
 }

@@ -108,6 +108,7 @@ type Versions struct {
 	mu      sync.Mutex
 	main    lineage
 	tenants map[schemas.Tenant]*lineage // the others
+	leftOut schemas.Tenant              // the last for which there was no room among them; empty: none
 	old     []*Loaded                   // of main, retired, not yet closed
 	held    []*Loaded                   // of PinVersion and of tenants, those that were asked for last at the end
 	crowded bool                        // a tenant waits for a place among held
@@ -373,8 +374,9 @@ func (v *Versions) Want(p *schemas.Policy) {
 	defer v.mu.Unlock()
 	l := v.lineage(p.Tenant)
 	if l == nil {
-		if len(v.tenants) == schemas.MaxTenants {
-			return // nobody's who came by AddTenant
+		if len(v.tenants) == schemas.MaxTenants { // it did not come by AddTenant
+			v.leftOut = p.Tenant
+			return
 		}
 		l = &lineage{}
 		v.tenants[p.Tenant] = l
@@ -480,6 +482,10 @@ func (v *Versions) Notes() []string {
 			notes = append(notes, fmt.Sprintf("version %d of lane %s is refused, the sampler goes on with %d: %v",
 				l.refused.PolicyVersion, l.refused.Lineage(), l.newest.Version(), l.refusal))
 		}
+	}
+	if v.leftOut != "" {
+		notes = append(notes, fmt.Sprintf("tenant %s of lane %s is left out: the sampler has %d of the lane besides main, "+
+			"the most", v.leftOut, v.options.Lane, schemas.MaxTenants))
 	}
 	return notes
 }
