@@ -124,6 +124,17 @@ func (v *Versions) loadFirst(ctx context.Context, p *schemas.Policy) error {
 	return err
 }
 
+// loadOfEpoch refuses a policy that passed the guard by: a trainer has taken the lane since it was made.
+func (v *Versions) loadOfEpoch(ctx context.Context, p *schemas.Policy) (*Loaded, error) {
+	v.mu.Lock()
+	epoch := v.lineage(p.Tenant).epoch
+	v.mu.Unlock()
+	if p.Epoch < epoch {
+		return nil, engine.Refuse("epoch: %d; must be at least %d: a trainer has taken the lane since", p.Epoch, epoch)
+	}
+	return v.loadPolicy(ctx, p)
+}
+
 // loadUnlessRefused returns a function that loads a policy, but refuses those that other samplers have refused and
 // none has taken over. An update that changes nothing is one: only a sampler with the version before it can see that.
 // An error is of the server.

@@ -484,8 +484,8 @@ func (v *Versions) Notes() []string {
 		}
 	}
 	if v.leftOut != "" {
-		notes = append(notes, fmt.Sprintf("tenant %s of lane %s is left out: the sampler has %d of the lane besides main, "+
-			"the most", v.leftOut, v.options.Lane, schemas.MaxTenants))
+		notes = append(notes, fmt.Sprintf("tenant %s of lane %s is left out: the sampler has %d besides main, the most",
+			v.leftOut, v.options.Lane, schemas.MaxTenants))
 	}
 	return notes
 }
@@ -550,17 +550,6 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 			Msg("answer to the version not stored")
 	}
 	return nil
-}
-
-// loadOfEpoch refuses a policy that passed the guard by: a trainer has taken the lane since it was made.
-func (v *Versions) loadOfEpoch(ctx context.Context, p *schemas.Policy) (*Loaded, error) {
-	v.mu.Lock()
-	epoch := v.lineage(p.Tenant).epoch
-	v.mu.Unlock()
-	if p.Epoch < epoch {
-		return nil, engine.Refuse("epoch: %d; must be at least %d: a trainer has taken the lane since", p.Epoch, epoch)
-	}
-	return v.loadPolicy(ctx, p)
 }
 
 // checkChanges refuses an update whose canary is that of the weights before it. A rollback may go back to them, and
