@@ -143,6 +143,7 @@ func (n *Network) Canary(ctx context.Context) (*schemas.Canary, error) {
 	})
 }
 
+// canaryAt evaluates the velocity at noise at a size. ErrLatents: the model has other states there than its card says.
 func (n *Network) canaryAt(ctx context.Context, card model.Card, size media.Size) ([]float32, error) {
 	tokens, err := card.Tokens(size)
 	if err != nil {
