@@ -64,7 +64,8 @@ func (r *Run) saysAs(other *Run) bool {
 	}
 	return r.Groups == other.Groups && r.Mean.N == other.Mean.N && maps.Equal(r.Open, other.Open) &&
 		maps.Equal(r.Orphans, other.Orphans) && maps.Equal(r.Batches, other.Batches) &&
-		maps.Equal(r.Letters, other.Letters) && maps.EqualFunc(r.Outcomes, other.Outcomes, maps.Equal[map[string]int64])
+		maps.Equal(r.Letters, other.Letters) && len(r.Outcomes) == len(other.Outcomes) &&
+		!slices.ContainsFunc(r.Outcomes, func(o Outcome) bool { return other.Of(o.Kind, o.Outcome) != o.N })
 }
 
 // Key is where the record of a run is in schemas.CountBucket. Without a record, the run is counted in full.

@@ -2,6 +2,7 @@ package counters
 
 import (
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -16,14 +17,15 @@ func (r *Run) count(m *bus.Message, a schemas.Address, outcome string) {
 	mark.Bytes += m.StoredSize()
 	r.changed = true
 	if outcome != "" {
-		if r.Outcomes[a.Kind] == nil {
-			put(&r.Outcomes, a.Kind, map[string]int64{})
+		i := slices.IndexFunc(r.Outcomes, func(o Outcome) bool { return o.Kind == a.Kind && o.Outcome == outcome })
+		if i < 0 {
+			i, r.Outcomes = len(r.Outcomes), append(r.Outcomes, Outcome{Kind: a.Kind, Outcome: outcome})
 		}
 		n := int64(1)
 		if a.Kind == schemas.KindTrajectory { // samples are counted, not their stages
 			n = m.Ends()
 		}
-		r.Outcomes[a.Kind][outcome] += n
+		r.Outcomes[i].N += n
 	}
 	switch a.Kind {
 	case schemas.KindTrajectory:

@@ -15,6 +15,7 @@ import (
 	"iter"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -42,8 +43,9 @@ func filters(stream string, run schemas.Run) []string {
 
 const (
 	// prefix begins the keys of records. Another number: records of another form.
-	prefix  = "counts7"
+	prefix  = "counts8"
 	headKey = prefix
+	packKey = "pack." + prefix
 	// atOnce is how many runs are asked about, or written, side by side.
 	atOnce = 16
 	// worthwhile is how many events a look has to find before it writes them into records.
@@ -74,13 +76,21 @@ type Sum struct {
 	N  int64
 }
 
+// Outcome is how many events of a kind (trajectory, reward, advantage) say an outcome; of trajectories it counts the
+// samples that end with them.
+type Outcome struct {
+	_msgpack struct{} `msgpack:",as_array"` //nolint:unused // says it to the library
+
+	Kind, Outcome string
+	N             int64
+}
+
 // Run are the counts of one run.
 type Run struct {
 	Marks [len(counted)]Mark `msgpack:"m"` // of the counted streams
-	// Groups have a record. Outcomes counts, by kind of event (trajectory, reward, advantage), what they say; of
-	// trajectories it counts the samples that end with them.
-	Groups   int64                       `msgpack:"g,omitempty"`
-	Outcomes map[string]map[string]int64 `msgpack:"o,omitempty"`
+	// Groups have a record.
+	Groups   int64     `msgpack:"g,omitempty"`
+	Outcomes []Outcome `msgpack:"o,omitempty"`
 	// Mean is the sum of the mean rewards of groups, and over how many; Lane made the first sample that has one.
 	Mean Sum          `msgpack:"a"`
 	Lane schemas.Lane `msgpack:"e,omitempty"`
@@ -104,16 +114,18 @@ type Run struct {
 	letters  map[schemas.UID]int64
 }
 
-// Of returns how many events of a kind have an outcome.
-func (r *Run) Of(kind, outcome string) int64 { return r.Outcomes[kind][outcome] }
-
-// Ended returns how many samples have a trajectory, of whatever outcome.
-func (r *Run) Ended() (n int64) {
-	for _, of := range r.Outcomes[schemas.KindTrajectory] {
-		n += of
+// Of returns how many events of a kind have an outcome; "": whatever it is.
+func (r *Run) Of(kind, outcome string) (n int64) {
+	for _, o := range r.Outcomes {
+		if o.Kind == kind && (o.Outcome == outcome || outcome == "") {
+			n += o.N
+		}
 	}
 	return n
 }
+
+// Ended returns how many samples have a trajectory, of whatever outcome.
+func (r *Run) Ended() int64 { return r.Of(schemas.KindTrajectory, "") }
 
 // Refused returns how many dead letters of intake are of prompts without a group.
 func (r *Run) Refused() (n int64) {
@@ -207,6 +219,32 @@ func Advance(ctx context.Context, b *bus.Bus) error {
 	err = k.measureEnded(ctx)
 	k.measured = err == nil
 	k.write(ctx)
+	if k.newer > max(worthwhile, len(k.runs)/8) {
+		err = errors.Join(err, k.pack(ctx))
+	}
+	return err
+}
+
+// pack stores all records in one entry, those aside that changed last where it would be too large. Who looks at all
+// runs reads it and the records that are newer, in place of a thousand messages.
+func (k *book) pack(ctx context.Context) error {
+	old, err := k.b.Entry(ctx, schemas.CountBucket, packKey)
+	if err != nil {
+		return err
+	}
+	all, err := k.b.EntriesFrom(ctx, schemas.CountBucket, key("*"), 0)
+	if err != nil {
+		return err
+	}
+	n, left := 0, int(k.b.Conn().MaxPayload())/2
+	for n < len(all) && left > len(all[n].Key)+len(all[n].Value) {
+		left -= len(all[n].Key) + len(all[n].Value) + 32 // the names of the fields
+		n++
+	}
+	data, err := msgpack.Marshal(all[:n])
+	if err == nil {
+		_, err = k.b.SwapEntry(ctx, schemas.CountBucket, packKey, data, old.Revision) // else another has stored one
+	}
 	return err
 }
 
@@ -242,6 +280,7 @@ type book struct {
 	unsure bool // the streams have changed meanwhile: the head stays
 
 	measured bool // all runs that have ended
+	newer    int  // how many records are not in the pack
 
 	mu sync.Mutex // over runs and read, while runs are verified side by side
 }
@@ -299,12 +338,29 @@ func (k *book) readHead(ctx context.Context) error {
 // readRecords reads the records. Runs without one, or with one that cannot be read, are counted from the head, or in
 // full.
 func (k *book) readRecords(ctx context.Context) error {
-	entries, err := k.b.Entries(ctx, schemas.CountBucket, key(k.run))
+	var packed []bus.Entry
+	from := uint64(0)
+	if k.run == "*" {
+		e, err := k.b.Entry(ctx, schemas.CountBucket, packKey)
+		if err != nil {
+			return err
+		}
+		if msgpack.Unmarshal(e.Value, &packed) == nil && len(packed) > 0 {
+			from = packed[len(packed)-1].Revision + 1
+		} else {
+			packed = nil
+		}
+	}
+	entries, err := k.b.EntriesFrom(ctx, schemas.CountBucket, key(k.run), from)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		r, name := &Run{revision: e.Revision}, schemas.Run(e.Key[len(prefix)+1:])
+	k.newer = len(entries)
+	for _, e := range slices.Backward(append(packed, entries...)) {
+		r, name := &Run{revision: e.Revision}, schemas.Run(strings.TrimPrefix(e.Key, key("")))
+		if k.runs[name] != nil { // it has changed since it was packed
+			continue
+		}
 		whole := msgpack.Unmarshal(e.Value, r) == nil && !r.Large
 		for i, m := range r.Marks {
 			whole = whole && m.Seq <= k.states[counted[i]].last // else the stream was made anew
@@ -523,6 +579,7 @@ func (k *book) recount(ctx context.Context, run schemas.Run) error {
 		r.revision = old.revision
 	}
 	k.read += max(x.read, worthwhile) // what was found out is kept
+	k.newer += len(k.runs)            // the pack may have a record that is there no more
 	k.runs[run] = r
 	return nil
 }
@@ -537,6 +594,7 @@ func (k *book) write(ctx context.Context) {
 	g.SetLimit(atOnce)
 	for name, r := range k.runs {
 		if r.changed {
+			k.newer++
 			g.Go(func() error { return k.swap(inner, key(name), r, r.revision) })
 		}
 	}

@@ -33,6 +33,8 @@ type Options struct {
 	Again func(run schemas.Run, prompts []Given, whole bool) *Again
 	// Once says that models are read a single time: what comes later is not followed.
 	Once bool
+	// Brief says that a complete run that lost nothing and raised no alarm needs no Progress in an overview.
+	Brief bool
 	Log  zerolog.Logger
 }
 
@@ -105,7 +107,8 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 	var reading sync.WaitGroup
 	followed := 0
 	for i, run := range list.Runs {
-		if followed == MaxFollowed || i > 0 && outcomes.HasEnded(run.State) && !r.follows(run.Run) {
+		if followed == MaxFollowed || i > 0 && outcomes.HasEnded(run.State) && !r.follows(run.Run) ||
+			r.Brief && r.isPlain(ctx, run) {
 			continue
 		}
 		followed++
@@ -117,6 +120,16 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 	}
 	reading.Wait()
 	return o, ctx.Err()
+}
+
+// isPlain reports whether a run is complete, lost nothing and raised no alarm.
+func (r *Reader) isPlain(ctx context.Context, run *Run) bool {
+	if run.State != schemas.StatusComplete || run.known == nil || run.Failed > 0 || run.Refused > 0 {
+		return false
+	}
+	alarms := schemas.Address{Kind: schemas.KindAlarm, Run: run.Run}.Filter()
+	n, err := r.bus.Stored(ctx, schemas.StreamUpdates, []string{alarms}, 1)
+	return n == 0 && err == nil
 }
 
 // Shared is an answer that readers share for a moment: at least refresh, and longer if it takes long to make.
