@@ -35,7 +35,7 @@ type Options struct {
 	Once bool
 	// Brief says that a complete run that lost nothing and raised no alarm needs no Progress in an overview.
 	Brief bool
-	Log  zerolog.Logger
+	Log   zerolog.Logger
 }
 
 // Reader reads a pipeline. Its methods may be called at once.
