@@ -61,7 +61,7 @@ func (r *reader) readEvent(v reflect.Value) (err error) {
 	if err := precheck(&walker{data: r.data, seen: r.seen}); err != nil {
 		return err
 	}
-	if err := planOf(v.Type()).decode(r, v); err != nil {
+	if err := planOf(v.Type())(r, v); err != nil {
 		v.SetZero()
 		return err
 	}
@@ -71,11 +71,9 @@ func (r *reader) readEvent(v reflect.Value) (err error) {
 	return nil
 }
 
-// plan decodes values of one type. The general msgpack decoder turns strings into
+// plan decodes the next value into one of its type. The general msgpack decoder turns strings into
 // bytes, wraps integers around and takes null for anything; the plan does not.
-type plan interface {
-	decode(r *reader, v reflect.Value) error
-}
+type plan func(r *reader, v reflect.Value) error
 
 var plans sync.Map // reflect.Type -> plan
 
@@ -95,41 +93,43 @@ var (
 	truthType    = reflect.TypeFor[Truth]()
 )
 
+// plainPlans are those of values without parts, by their kinds.
+var plainPlans = map[reflect.Kind]plan{
+	reflect.Bool: decodeBool, reflect.Int64: decodeInt, reflect.Uint64: decodeUint, reflect.Float32: decodeFloat,
+	reflect.Float64: decodeFloat, reflect.String: decodeString, reflect.Map: nullable(decodeTexts),
+}
+
 // newPlan makes the plan of a type. It panics for a type that has no form on the wire.
 func newPlan(t reflect.Type) plan {
-	if t == metadataType {
-		return metadataPlan{}
-	}
-	if t == truthType {
-		return truthPlan{}
-	}
-	switch t.Kind() {
-	case reflect.Bool:
-		return boolPlan{}
-	case reflect.Int64:
-		return intPlan{}
-	case reflect.Uint64:
-		return uintPlan{}
-	case reflect.Float32, reflect.Float64:
-		return floatPlan{}
-	case reflect.String:
-		return stringPlan{}
-	case reflect.Pointer:
-		return pointerPlan{elem: planOf(t.Elem()), zero: t.Elem()}
-	case reflect.Slice:
-		if t.Elem().Kind() == reflect.Uint8 {
-			return bytesPlan{}
-		}
-		return slicePlan{elem: planOf(t.Elem())}
-	case reflect.Map:
-		return stringMapPlan{}
-	case reflect.Struct:
-		if t == groupType {
-			return groupPlan{newStructPlan(t)}
-		}
-		return newStructPlan(t)
+	switch p := plainPlans[t.Kind()]; {
+	case t == metadataType:
+		return nullable(decodeMetadata)
+	case t == truthType:
+		return decodeTruth
+	case p != nil:
+		return p
+	case t.Kind() == reflect.Pointer:
+		return nullable(pointerPlan(t.Elem()))
+	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Uint8:
+		return nullable(decodeBytes)
+	case t.Kind() == reflect.Slice:
+		return nullable(slicePlan(planOf(t.Elem())))
+	case t == groupType:
+		return newStructPlan(t).decodeGroup
+	case t.Kind() == reflect.Struct:
+		return newStructPlan(t).decode
 	}
 	panic("schemas: no wire form for " + t.String()) // a struct of this package is wrong
+}
+
+// nullable leaves a field as it is, nil or empty, where there is null.
+func nullable(p plan) plan {
+	return func(r *reader, v reflect.Value) error {
+		if r.skipNull() {
+			return nil
+		}
+		return p(r, v)
+	}
 }
 
 // structPlan decodes a map into the fields of a struct.
@@ -145,14 +145,14 @@ type fieldPlan struct {
 	plan plan
 }
 
-// newStructPlan makes the plan of a struct from its fields. The field v must not be 0 (versionPlan).
+// newStructPlan makes the plan of a struct from its fields. The field v must not be 0 (decodeVersion).
 func newStructPlan(t reflect.Type) *structPlan {
 	s := &structPlan{of: t, byName: map[string]int{}}
 	for i, f := range Fields(t) {
 		s.byName[f.Name] = i
 		p := planOf(f.Type)
 		if f.Name == "v" {
-			p = versionPlan{}
+			p = decodeVersion
 		}
 		if f.Needed {
 			s.needed |= 1 << i
@@ -187,7 +187,7 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 			continue
 		}
 		noted := len(r.unknown)
-		err := f.plan.decode(r, f.In(v))
+		err := f.plan(r, f.In(v))
 		if r.prefixUnknown(noted, f.Name); err != nil {
 			return prefixPath(f.Name, err)
 		}
@@ -201,25 +201,8 @@ func (s *structPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-type (
-	boolPlan    struct{}
-	intPlan     struct{}
-	versionPlan struct{ intPlan }
-	uintPlan    struct{}
-	floatPlan   struct{}
-	stringPlan  struct{}
-	bytesPlan   struct{}
-	pointerPlan struct {
-		elem plan
-		zero reflect.Type
-	}
-	slicePlan     struct{ elem plan }
-	stringMapPlan struct{}
-	metadataPlan  struct{}
-)
-
-// decode sets a field of type bool. Anything but true and false is an error.
-func (boolPlan) decode(r *reader, v reflect.Value) error {
+// decodeBool sets a field of type bool. Anything but true and false is an error.
+func decodeBool(r *reader, v reflect.Value) error {
 	switch r.peekCode() {
 	case codeTrue, codeFalse:
 		v.SetBool(r.peekCode() == codeTrue)
@@ -229,8 +212,8 @@ func (boolPlan) decode(r *reader, v reflect.Value) error {
 	return r.typeError("true or false")
 }
 
-// decode sets a field of a signed type. Anything but an integer, and one beyond int64, is an error.
-func (intPlan) decode(r *reader, v reflect.Value) error {
+// decodeInt sets a field of a signed type. Anything but an integer, and one beyond int64, is an error.
+func decodeInt(r *reader, v reflect.Value) error {
 	n, negative, ok := r.readInteger()
 	switch {
 	case !ok:
@@ -242,10 +225,10 @@ func (intPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-// decode sets the version of an event. A 0 is an error: it is for events in memory, which have none
+// decodeVersion sets the version of an event. A 0 is an error: it is for events in memory, which have none
 // until they are encoded.
-func (p versionPlan) decode(r *reader, v reflect.Value) error {
-	if err := p.intPlan.decode(r, v); err != nil {
+func decodeVersion(r *reader, v reflect.Value) error {
+	if err := decodeInt(r, v); err != nil {
 		return err
 	}
 	if v.Int() == 0 {
@@ -254,9 +237,9 @@ func (p versionPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-// decode sets a field of an unsigned type. Anything but an integer, and a negative one, is an
+// decodeUint sets a field of an unsigned type. Anything but an integer, and a negative one, is an
 // error.
-func (uintPlan) decode(r *reader, v reflect.Value) error {
+func decodeUint(r *reader, v reflect.Value) error {
 	n, negative, ok := r.readInteger()
 	switch {
 	case !ok:
@@ -268,9 +251,9 @@ func (uintPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-// decode sets a field of type float32 or float64; integers count as numbers. A number that does not
+// decodeFloat sets a field of type float32 or float64; integers count as numbers. A number that does not
 // fit is an error.
-func (floatPlan) decode(r *reader, v reflect.Value) error {
+func decodeFloat(r *reader, v reflect.Value) error {
 	f, ok := r.readFloat()
 	if !ok {
 		return r.typeError("a number")
@@ -282,9 +265,9 @@ func (floatPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-// decode sets a field of type string. Anything but a text is an error. Texts that recur share their
+// decodeString sets a field of type string. Anything but a text is an error. Texts that recur share their
 // memory.
-func (stringPlan) decode(r *reader, v reflect.Value) error {
+func decodeString(r *reader, v reflect.Value) error {
 	if !r.isText() {
 		return r.typeError("a string")
 	}
@@ -292,12 +275,8 @@ func (stringPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-// decode sets a field of bytes, which then are part of the message; null leaves it empty. Anything
-// else is an error.
-func (bytesPlan) decode(r *reader, v reflect.Value) error {
-	if r.skipNull() {
-		return nil
-	}
+// decodeBytes sets a field of bytes, which then are part of the message. Anything else is an error.
+func decodeBytes(r *reader, v reflect.Value) error {
 	b, ok := r.readBytes()
 	if !ok {
 		return r.typeError("bytes")
@@ -306,51 +285,44 @@ func (bytesPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-// decode sets a field that may be absent: null leaves it nil, else elem decodes its value. Errors
-// are those of elem.
-func (p pointerPlan) decode(r *reader, v reflect.Value) error {
-	if r.skipNull() {
+// pointerPlan returns the plan of a field that may be absent: a value of type t.
+func pointerPlan(t reflect.Type) plan {
+	of := planOf(t)
+	return func(r *reader, v reflect.Value) error {
+		elem := reflect.New(t)
+		if err := of(r, elem.Elem()); err != nil {
+			return err
+		}
+		v.Set(elem)
 		return nil
 	}
-	elem := reflect.New(p.zero)
-	if err := p.elem.decode(r, elem.Elem()); err != nil {
-		return err
-	}
-	v.Set(elem)
-	return nil
 }
 
-// decode sets a field that is a list, each element by elem; null leaves it nil. An error names the
-// index of its element.
-func (p slicePlan) decode(r *reader, v reflect.Value) error {
-	if r.skipNull() {
+// slicePlan returns the plan of a field that is a list. An error names the index of its element.
+func slicePlan(elem plan) plan {
+	return func(r *reader, v reflect.Value) error {
+		n, ok := r.readListLen()
+		if !ok {
+			return r.typeError("a list")
+		}
+		v.Set(reflect.MakeSlice(v.Type(), n, n))
+		for i := range n {
+			noted := len(r.unknown)
+			err := elem(r, v.Index(i))
+			if err == nil && len(r.unknown) == noted {
+				continue
+			}
+			level := "[" + strconv.Itoa(i) + "]"
+			if r.prefixUnknown(noted, level); err != nil {
+				return prefixPath(level, err)
+			}
+		}
 		return nil
 	}
-	n, ok := r.readListLen()
-	if !ok {
-		return r.typeError("a list")
-	}
-	v.Set(reflect.MakeSlice(v.Type(), n, n))
-	for i := range n {
-		noted := len(r.unknown)
-		err := p.elem.decode(r, v.Index(i))
-		if err == nil && len(r.unknown) == noted {
-			continue
-		}
-		level := "[" + strconv.Itoa(i) + "]"
-		if r.prefixUnknown(noted, level); err != nil {
-			return prefixPath(level, err)
-		}
-	}
-	return nil
 }
 
-// decode sets a field that is a map of texts; null leaves it nil. A value that is no text is an
-// error that names its key.
-func (stringMapPlan) decode(r *reader, v reflect.Value) error {
-	if r.skipNull() {
-		return nil
-	}
+// decodeTexts sets a field that is a map of texts. A value that is no text is an error that names its key.
+func decodeTexts(r *reader, v reflect.Value) error {
 	n, ok := r.readMapLen()
 	if !ok {
 		return r.typeError("a map")
@@ -367,12 +339,9 @@ func (stringMapPlan) decode(r *reader, v reflect.Value) error {
 	return nil
 }
 
-// groupPlan decodes a Group, or copies the one that was decoded from the same bytes before (see GroupDecoder).
-type groupPlan struct{ plan *structPlan }
-
-// decode sets a field that is a Group. Bytes that were decoded before are not decoded again: the
-// steps of one group repeat it. Errors are those of the Group's fields.
-func (p groupPlan) decode(r *reader, v reflect.Value) error {
+// decodeGroup sets a field that is a Group, or copies the one that was decoded from the same bytes before (see
+// GroupDecoder): the steps of one group repeat it.
+func (s *structPlan) decodeGroup(r *reader, v reflect.Value) error {
 	start := r.pos
 	if g := r.seen.cachedGroup(r.data[start:]); g != nil {
 		r.pos += len(g.raw)
@@ -380,18 +349,15 @@ func (p groupPlan) decode(r *reader, v reflect.Value) error {
 		v.Set(reflect.ValueOf(g.group).Elem())
 		return nil
 	}
-	if err := p.plan.decode(r, v); err != nil {
+	if err := s.decode(r, v); err != nil {
 		return err
 	}
 	r.seen.keepGroup(r.data[start:r.pos], v)
 	return nil
 }
 
-// decode copies: metadata outlives the message it came with.
-func (metadataPlan) decode(r *reader, v reflect.Value) error {
-	if r.skipNull() {
-		return nil
-	}
+// decodeMetadata copies: metadata outlives the message it came with.
+func decodeMetadata(r *reader, v reflect.Value) error {
 	start := r.pos
 	if _, ok := r.readMapLen(); !ok {
 		return r.typeError("a map")
@@ -524,25 +490,19 @@ func (r *reader) takeBytes(n int) []byte {
 }
 
 // readListLen steps over the header of a list and returns its length.
-func (r *reader) readListLen() (int, bool) {
-	switch c := r.peekCode(); {
-	case c&0xf0 == codeFixArray:
-		r.pos++
-		return int(c & 0x0f), true
-	case c == codeArray16 || c == codeArray32:
-		return int(r.readBigEndian(2 << (c - codeArray16))), true
-	}
-	return 0, false
-}
+func (r *reader) readListLen() (int, bool) { return r.readLen(codeFixArray, codeArray16) }
 
 // readMapLen steps over the header of a map and returns its number of keys.
-func (r *reader) readMapLen() (int, bool) {
+func (r *reader) readMapLen() (int, bool) { return r.readLen(codeFixMap, codeMap16) }
+
+// readLen reads a length that is in the code short, or follows the code long or the one after it.
+func (r *reader) readLen(short, long byte) (int, bool) {
 	switch c := r.peekCode(); {
-	case c&0xf0 == codeFixMap:
+	case c&0xf0 == short:
 		r.pos++
 		return int(c & 0x0f), true
-	case c == codeMap16 || c == codeMap32:
-		return int(r.readBigEndian(2 << (c - codeMap16))), true
+	case c == long || c == long+1:
+		return int(r.readBigEndian(2 << (c - long))), true
 	}
 	return 0, false
 }

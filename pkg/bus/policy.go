@@ -3,6 +3,7 @@ package bus
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -443,4 +444,20 @@ func (b *Bus) Applied(ctx context.Context, of schemas.Lineage) ([]*schemas.Appli
 		}
 	}
 	return out, ctx.Err()
+}
+
+// Trainer returns who has the lease of a tenant of a lane, the trainer that has it to itself; empty: none.
+func (b *Bus) Trainer(ctx context.Context, of schemas.Lineage) (holder string, err error) {
+	entry, err := b.getKey(ctx, schemas.LeaseBucket, of.Key())
+	if errors.Is(err, ErrNotFound) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("lease of lane %q: %w", of, err)
+	}
+	var lease struct{ Holder string }
+	if json.Unmarshal(entry, &lease) != nil || lease.Holder == "" {
+		return "somebody unknown", nil
+	}
+	return lease.Holder, nil
 }

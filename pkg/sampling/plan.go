@@ -3,6 +3,8 @@
 package sampling
 
 import (
+	"encoding/json"
+	"fmt"
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/flow"
@@ -56,4 +58,49 @@ func Evaluations(s *schemas.Sampling, begin, end int64) int64 {
 		}
 	}
 	return flow.Evaluations(flow.Solver(s.Solver), transitions)
+}
+
+// Schedule returns the schedule of a lane of images: its scheduler_config.json with its grid and its rule for mu, or
+// the sigmas that its pipeline lists. Intake makes a prompt's sigmas by it; a sampler tries it when its model is open.
+// An error names what is not supported.
+func Schedule(p *schemas.Policy) (flow.Schedule, error) {
+	if p.Grid == schemas.GridPipeline {
+		var says struct {
+			flow.Own
+			Order string `json:"random_access"`
+		}
+		if err := json.Unmarshal(p.Pipeline, &says); err != nil {
+			return flow.Schedule{}, fmt.Errorf("pipeline: %w", err)
+		}
+		if says.Order == "" { // an estimate, before the pipeline is loaded
+			return flow.ParseSchedule([]byte("{}"))
+		}
+		s := flow.Schedule{Grid: flow.GridPipeline, Own: &says.Own}
+		return s, s.Validate()
+	}
+	s, err := flow.ParseSchedule(p.SchedulerConfig)
+	if err != nil {
+		return s, err
+	}
+	s.Grid, s.MuRule, s.ConstantMu = flow.Grid(p.Grid), flow.MuRule(p.Mu), p.MuConstant
+	return s, s.Validate()
+}
+
+// MediumSize returns how large the media of a file are: of a sound a media.SoundSize, else a media.Size.
+func MediumSize(m *schemas.Medium) fmt.Stringer {
+	if m.Kind == schemas.KindAudio {
+		return media.SoundSize{Samples: int(m.Samples), Channels: int(m.Channels), Rate: int(m.Rate)}
+	}
+	return media.Size{Frames: int(max(1, m.Frames)), Height: int(m.Height), Width: int(m.Width)}
+}
+
+// DecodeMedium reads the bytes of a file of a sample. An error: they are not of its format and size.
+func DecodeMedium(m *schemas.Medium, file []byte) (made media.Media, err error) {
+	switch size := MediumSize(m).(type) {
+	case media.SoundSize:
+		made.Sound, err = media.DecodeWAV(file, size)
+	case media.Size:
+		made, err = media.Decode(file, size)
+	}
+	return made, err
 }

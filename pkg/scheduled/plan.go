@@ -1,3 +1,22 @@
+// Package scheduled is the mathematics of scheduled sampling: a diffusion model is trained on latents that it made
+// itself. With some probability a sample starts at a source, a few levels noisier than the level t that it is trained
+// at (its target). The model denoises it step by step from the source to t, without gradients. The result replaces the
+// usual latent at t, which mixes data and noise (teacher forcing). ReflexFlow (arXiv 2512.04904) adds two terms to the
+// loss of these samples.
+//
+//	Settings.Draw     returns a Plan: which samples are rolled out, and from which source; a function of a seed
+//	Ramp.At           the probability at a training step
+//	Roller            rolls out one sample; the caller evaluates the model, so many samples can share one batch
+//	Roll              the same as one loop that calls the model
+//	ReflexFlow.Terms  the terms of the loss, in float64, without gradients
+//	Plan.Metrics      the numbers to log
+//
+// There are two modes (Compat). Exact does what the options say. SimpleTuner does what the code of that name does, step
+// by step, also where it differs from its options.
+//
+// A latent at a level is x = a*x0 + u*noise. A flow model has u = t/(N-1) and a = 1-u. A variance-preserving model,
+// which predicts epsilon or v, has a = sqrt(abar_t) and u = sqrt(1-abar_t). Products that go into sums are converted
+// explicitly, and logarithms are those of pkg/flow, so that plans and latents have the same bits on every machine.
 package scheduled
 
 import (
@@ -138,4 +157,48 @@ func unit(draw uint64) float64 { return float64(float64(draw>>11) * 0x1p-53) }
 func choose(draw uint64, n int) int {
 	hi, _ := bits.Mul64(draw, uint64(n))
 	return int(hi)
+}
+
+// Forwards is how many evaluations of the model a plan costs beyond those of training: those of the
+// rollouts and, with ReflexFlow, a clean prediction of every sample and a biased one of each that
+// rolls. The metrics of a plan have it.
+func (p Plan) Forwards() int {
+	sampler, _ := p.Settings.Steps()
+	n := 0
+	if p.Settings.ReflexOn() {
+		n = len(p.Samples)
+	}
+	for _, sample := range p.Samples {
+		n += sample.Steps() * sampler.Evaluations()
+		if sample.Rolls() && p.Settings.ReflexOn() {
+			n++
+		}
+	}
+	return n
+}
+
+// Metrics returns the numbers to log of a plan, by name, and of the drifts (see Drift) of its
+// rolled samples, as far as they are known; with none there is no drift_l2. offset_mean and
+// offset_max are of what was drawn, before an offset is cut at the noisiest level.
+func (p Plan) Metrics(drifts []float64) map[string]float64 {
+	var rolled, offsets, largest int
+	for _, s := range p.Samples {
+		if s.Rolls() {
+			rolled++
+		}
+		offsets += s.Offset
+		largest = max(largest, s.Offset)
+	}
+	n := float64(max(len(p.Samples), 1))
+	m := map[string]float64{
+		"scheduled_sampling/probability":     p.Probability,
+		"scheduled_sampling/rolled_fraction": float64(rolled) / n,
+		"scheduled_sampling/offset_mean":     float64(offsets) / n,
+		"scheduled_sampling/offset_max":      float64(largest),
+		"scheduled_sampling/extra_forwards":  float64(p.Forwards()),
+	}
+	for _, drift := range drifts {
+		m["scheduled_sampling/drift_l2"] += drift / float64(len(drifts))
+	}
+	return m
 }

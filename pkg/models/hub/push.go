@@ -104,9 +104,17 @@ func (u *Upload) read() error {
 	return errors.Join(err, failed, f.Close())
 }
 
-// post asks the Hub with a body, and decodes its answer. accepted is a status that is no error, besides 2xx.
-func (p *push) post(ctx context.Context, address, kind string, body []byte, accepted int, answer any) error {
-	q, err := http.NewRequestWithContext(ctx, http.MethodPost, address, bytes.NewReader(body))
+// post asks the Hub with a body, bytes or what is to be JSON, and decodes its answer. accepted is a status that is no
+// error, besides 2xx.
+func (p *push) post(ctx context.Context, address, kind string, body any, accepted int, answer any) error {
+	data, encoded := body.([]byte)
+	if !encoded {
+		var err error
+		if data, err = json.Marshal(body); err != nil {
+			return err
+		}
+	}
+	q, err := http.NewRequestWithContext(ctx, http.MethodPost, address, bytes.NewReader(data))
 	if err != nil {
 		return err
 	}
@@ -144,12 +152,7 @@ const typeJSON = "application/json"
 // create makes the repository; one that is there stays.
 func (p *push) create(ctx context.Context) error {
 	owner, name, _ := strings.Cut(p.ref.ID, "/")
-	body, err := json.Marshal(map[string]any{
-		"type": "dataset", "name": name, "organization": owner, "private": true,
-	})
-	if err != nil {
-		return err
-	}
+	body := map[string]any{"type": "dataset", "name": name, "organization": owner, "private": true}
 	var made map[string]any
 	return p.post(ctx, endpoint()+"/api/repos/create", typeJSON, body, http.StatusConflict, &made)
 }
@@ -160,10 +163,7 @@ func (p *push) askModes(ctx context.Context, files []Upload) error {
 	for _, f := range files {
 		list = append(list, map[string]any{"path": f.Name, "size": f.size, "sample": f.sample})
 	}
-	body, err := json.Marshal(map[string]any{"files": list})
-	if err != nil {
-		return err
-	}
+	body := map[string]any{"files": list}
 	var modes struct {
 		Files []struct {
 			Path string `json:"path"`
@@ -218,11 +218,8 @@ func (p *push) sendLarge(ctx context.Context, files []Upload) (err error) {
 	if len(ask) == 0 {
 		return nil
 	}
-	body, err := json.Marshal(map[string]any{
+	body := map[string]any{
 		"operation": "upload", "transfers": []string{"basic", "multipart"}, "hash_algo": "sha256", "objects": ask,
-	})
-	if err != nil {
-		return err
 	}
 	var answer struct {
 		Objects []object `json:"objects"`
@@ -316,12 +313,8 @@ func (p *push) send(ctx context.Context, f *Upload, to action) error {
 		}
 		whole.Parts = append(whole.Parts, part{n, etag})
 	}
-	body, err := json.Marshal(whole)
-	if err != nil {
-		return err
-	}
 	var answer any
-	return p.post(ctx, to.Address, typeLFS, body, http.StatusOK, &answer)
+	return p.post(ctx, to.Address, typeLFS, whole, http.StatusOK, &answer)
 }
 
 // partSize is the header by which LFS asks for a file in parts; those with numbers are their addresses.
@@ -352,12 +345,8 @@ func (p *push) put(
 
 // verify tells LFS that a file was sent.
 func (p *push) verify(ctx context.Context, o object, to action) error {
-	body, err := json.Marshal(object{ID: o.ID, Size: o.Size})
-	if err != nil {
-		return err
-	}
 	var answer any
-	return p.post(ctx, to.Address, typeLFS, body, http.StatusOK, &answer)
+	return p.post(ctx, to.Address, typeLFS, object{ID: o.ID, Size: o.Size}, http.StatusOK, &answer)
 }
 
 // commit makes the commit of all files.

@@ -10,120 +10,18 @@ import (
 // eval returns the value of an expression.
 func (s *state) eval(e expression) any {
 	s.countSteps(0)
-	switch n := e.(type) {
-	case constNode:
-		return n.value
-	case nameNode:
-		s.line = n.line
-		if v, ok := s.frame.lookup(n.name); ok {
-			return v
-		}
-		return undefined{n.name + " is undefined"}
-	case listNode:
-		return s.list(n)
-	case dictNode:
-		return s.dict(n)
-	case condNode:
-		switch {
-		case truth(s.eval(n.test)):
-			return s.eval(n.then)
-		case n.otherwise != nil:
-			return s.eval(n.otherwise)
-		}
-		return undefined{"an if without an else gave no value"}
-	case andNode:
-		if v := s.eval(n.left); !truth(v) {
-			return v
-		}
-		return s.eval(n.right)
-	case orNode:
-		if v := s.eval(n.left); truth(v) {
-			return v
-		}
-		return s.eval(n.right)
-	case notNode:
-		return !truth(s.eval(n.of))
-	case signNode:
-		return s.sign(s.eval(n.of), n.minus)
-	case compareNode:
-		return s.compareChain(n)
-	case concatNode:
-		return s.concat(n)
-	case binaryNode:
-		left, right := s.eval(n.left), s.eval(n.right)
-		s.line = n.line
-		return s.binary(n.op, left, right)
-	case attrNode:
-		of := s.eval(n.of)
-		s.line = n.line
-		return s.attribute(of, n.name)
-	case itemNode:
-		of := s.eval(n.of)
-		if slice, ok := n.index.(sliceNode); ok {
-			return s.slice(of, slice)
-		}
-		index := s.eval(n.index)
-		s.line = n.line
-		return s.item(of, index)
-	case callNode:
-		return s.callNode(n)
-	case filterNode:
-		return s.filter(n, s.eval(n.of))
-	case testNode:
-		v := s.eval(n.of)
-		s.line = n.line
-		return s.test(n.name, v, s.args(n.name, n.args)) != n.minus
-	}
-	s.fail("an expression of Go type %T", e)
-	return nil
+	return e.eval(s)
 }
 
-// list evaluates a list or a tuple.
-func (s *state) list(n listNode) *list {
-	l := &list{make([]any, len(n.items)), n.tuple}
-	s.countMemory(16 * len(n.items))
-	for i, item := range n.items {
-		l.items[i] = s.eval(item)
-	}
-	return l
+func (of computed) eval(s *state) any { return of(s) }
+
+func (n attrNode) eval(s *state) any {
+	of := s.eval(n.of)
+	s.line = n.line
+	return s.attribute(of, n.name)
 }
 
-// dict evaluates the literal of a dict. A key that Python could not hash fails the rendering.
-func (s *state) dict(n dictNode) *dict {
-	d := newDict()
-	s.countMemory(64 * len(n.keys))
-	for i := range n.keys {
-		k := s.eval(n.keys[i])
-		if !d.put(k, s.eval(n.values[i])) {
-			s.unsupported("%s as a key of a dict", typeName(k))
-		}
-	}
-	return d
-}
-
-// compareChain evaluates a comparison such as a < b < c.
-func (s *state) compareChain(n compareNode) bool {
-	left := s.eval(n.first)
-	for i, op := range n.ops {
-		right := s.eval(n.rest[i])
-		if !s.compare(op, left, right) {
-			return false
-		}
-		left = right
-	}
-	return true
-}
-
-// concat evaluates a ~ b: the values as one text.
-func (s *state) concat(n concatNode) string {
-	var b strings.Builder
-	for _, item := range n.items {
-		text := s.string(s.eval(item))
-		s.countMemory(len(text))
-		b.WriteString(text)
-	}
-	return b.String()
-}
+func (n filterNode) eval(s *state) any { return s.filter(n, s.eval(n.of)) }
 
 // attribute evaluates x.name: an attribute of the object, else its item of that name, else undefined.
 func (s *state) attribute(of any, name string) any {
@@ -191,9 +89,9 @@ func (s *state) item(of, index any) any {
 
 // slice evaluates x[begin:end:step] of a string or a list. Bounds that are no integers, and other
 // values, fail the rendering; a slice of a range is unsupported.
-func (s *state) slice(of any, n sliceNode) any {
+func (s *state) slice(of any, parts [3]expression) any {
 	var bounds [3]*int64
-	for i, e := range []expression{n.begin, n.end, n.step} {
+	for i, e := range parts {
 		if e == nil {
 			continue
 		}

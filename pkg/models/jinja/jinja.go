@@ -2,8 +2,8 @@
 // them. It uses trim_blocks and lstrip_blocks, has the loop controls and the generation block, and gives the same
 // values and texts as Python. testdata holds what transformers made of the same conversations.
 //
-// Parse turns the text of a template into a Template: a scanner splits it into tokens, a parser makes a tree of
-// nodes of them (ast.go). Template.Render evaluates the tree with variables; a state holds one rendering.
+// Parse turns the text of a template into a Template: a scanner splits it into tokens, a parser makes functions of
+// them. Template.Render runs these with variables; a state holds one rendering.
 //
 // A template can only compute: it has no files, imports, clock and randomness, and can change no value but its own
 // namespaces. Its time and memory are bounded. Whatever Jinja has and this package has not is refused by name: by
@@ -160,6 +160,19 @@ func (s *state) countSteps(n int) {
 	if s.steps -= 1 + n/256; s.steps < 0 {
 		s.fail("%w: more than %d steps", ErrLimit, MaxSteps)
 	}
+}
+
+// checkDepth limits how deep values nest.
+func (s *state) checkDepth(depth int) {
+	if depth > MaxNesting {
+		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
+	}
+}
+
+// countDepth counts a step of work on a value inside others.
+func (s *state) countDepth(depth int) {
+	s.checkDepth(depth)
+	s.countSteps(0)
 }
 
 // countMemory counts n bytes of a new value. It is called before large values are made.

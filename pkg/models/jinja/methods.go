@@ -103,8 +103,8 @@ var (
 		"isalpha": ofAll(func(_ *state, r rune) bool { return unicode.IsLetter(r) }),
 		"isalnum": ofAll(func(s *state, r rune) bool { return unicode.IsLetter(r) || s.asciiDigit(r) }),
 		"isspace": ofAll(func(_ *state, r rune) bool { return isSpace(r) }),
-		"islower": {call: func(s *state, v any, c *call) any { return tests["lower"](s, v, c) }},
-		"isupper": {call: func(s *state, v any, c *call) any { return tests["upper"](s, v, c) }},
+		"islower": {call: func(s *state, v any, c *call) any { return s.use(tests["lower"], v, c) }},
+		"isupper": {call: func(s *state, v any, c *call) any { return s.use(tests["upper"], v, c) }},
 		"find": ofPart("find", "sub", func(_ *state, v, part string) any {
 			return place(v, strings.Index(v, part))
 		}),

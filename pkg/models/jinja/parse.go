@@ -3,9 +3,38 @@ package jinja
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
-// parser makes a tree of tokens. Errors are panics of type failure.
+// expression gives a value; statement runs, and says how it ended. The parser makes them of tokens.
+type (
+	expression interface{ eval(s *state) any }
+	computed   func(s *state) any
+	statement  func(s *state) signal
+	attrNode   struct {
+		of   expression
+		name string
+		line int
+	}
+	callNode struct {
+		of   expression
+		args arguments
+		line int
+	}
+	filterNode struct {
+		of   expression // nil: the text of a block
+		name string
+		args arguments
+		line int
+	}
+	arguments struct {
+		list  []expression
+		names []string
+		named []expression
+	}
+)
+
+// parser parses tokens. Errors are panics of type failure.
 type parser struct {
 	tokens []token
 	pos    int
@@ -89,9 +118,17 @@ func (p *parser) statements(until ...string) (body []statement) {
 		for {
 			switch t := p.next(); t.kind {
 			case data:
-				body = append(body, dataNode{t.text})
+				body = append(body, func(s *state) signal {
+					s.write(t.text)
+					return goOn
+				})
 			case variableBegin:
-				body = append(body, outputNode{p.tuple(true), t.line})
+				of := p.tuple(true)
+				body = append(body, func(s *state) signal {
+					s.line = t.line
+					s.write(s.text(s.eval(of)))
+					return goOn
+				})
 				if p.next().kind != variableEnd {
 					p.pos--
 					p.fail("unexpected %v; must be the end of the expression", p.now())
@@ -139,7 +176,7 @@ func (p *parser) tuple(conditions bool, ends ...string) expression {
 			if !several && !p.is(operator, ")") {
 				p.fail("unexpected %v; must be an expression", p.now())
 			}
-			return listNode{items, true}
+			return listOf(items, true)
 		}
 		var item expression
 		if conditions {
@@ -152,9 +189,21 @@ func (p *parser) tuple(conditions bool, ends ...string) expression {
 		}
 		items = append(items, item)
 		if !p.skip(operator, ",") {
-			return listNode{items, true}
+			return listOf(items, true)
 		}
 	}
+}
+
+// listOf returns a list of items, or a tuple.
+func listOf(items []expression, tuple bool) expression {
+	return computed(func(s *state) any {
+		l := &list{make([]any, len(items)), tuple}
+		s.countMemory(16 * len(items))
+		for i, item := range items {
+			l.items[i] = s.eval(item)
+		}
+		return l
+	})
 }
 
 // expression parses an expression, with conditions "a if b else c".
@@ -162,11 +211,19 @@ func (p *parser) expression() (e expression) {
 	p.nest(func() {
 		e = p.or()
 		for p.skip(name, "if") {
-			c := condNode{then: e, test: p.or()}
+			then, test, otherwise := e, p.or(), expression(nil)
 			if p.skip(name, "else") {
-				c.otherwise = p.expression()
+				otherwise = p.expression()
 			}
-			e = c
+			e = computed(func(s *state) any {
+				switch {
+				case truth(s.eval(test)):
+					return s.eval(then)
+				case otherwise != nil:
+					return s.eval(otherwise)
+				}
+				return undefined{"an if without an else gave no value"}
+			})
 		}
 	})
 	return e
@@ -175,7 +232,7 @@ func (p *parser) expression() (e expression) {
 func (p *parser) or() expression {
 	e := p.and()
 	for p.skip(name, "or") {
-		e = orNode{e, p.and()}
+		e = either(e, p.and(), true)
 	}
 	return e
 }
@@ -183,22 +240,35 @@ func (p *parser) or() expression {
 func (p *parser) and() expression {
 	e := p.not()
 	for p.skip(name, "and") {
-		e = andNode{e, p.not()}
+		e = either(e, p.not(), false)
 	}
 	return e
 }
 
-func (p *parser) not() (e expression) {
+// either returns the left value if its truth is enough, else the right one: or, and.
+func either(left, right expression, enough bool) expression {
+	return computed(func(s *state) any {
+		if v := s.eval(left); truth(v) == enough {
+			return v
+		}
+		return s.eval(right)
+	})
+}
+
+func (p *parser) not() expression {
 	if !p.skip(name, "not") {
 		return p.compare()
 	}
-	p.nest(func() { e = notNode{p.not()} })
-	return e
+	var of expression
+	p.nest(func() { of = p.not() })
+	return computed(func(s *state) any { return !truth(s.eval(of)) })
 }
 
 // compare parses a chain of comparisons.
 func (p *parser) compare() expression {
-	n := compareNode{first: p.sum()}
+	first := p.sum()
+	var ops []string
+	var rest []expression
 	for {
 		op := p.now().text
 		switch {
@@ -207,12 +277,22 @@ func (p *parser) compare() expression {
 		case p.is(name, "not") && p.tokens[p.pos+1].kind == name && p.tokens[p.pos+1].text == "in":
 			p.pos += 2
 			op = "not in"
-		case len(n.ops) == 0:
-			return n.first
+		case len(ops) == 0:
+			return first
 		default:
-			return n
+			return computed(func(s *state) any {
+				left := s.eval(first)
+				for i, op := range ops {
+					right := s.eval(rest[i])
+					if !s.compare(op, left, right) {
+						return false
+					}
+					left = right
+				}
+				return true
+			})
 		}
-		n.ops, n.rest = append(n.ops, op), append(n.rest, p.sum())
+		ops, rest = append(ops, op), append(rest, p.sum())
 	}
 }
 
@@ -221,7 +301,12 @@ func (p *parser) binary(operand func() expression, ops ...string) expression {
 	e := operand()
 	for p.is(operator, ops...) {
 		t := p.next()
-		e = binaryNode{t.text, e, operand(), t.line}
+		left, right := e, operand()
+		e = computed(func(s *state) any {
+			a, b := s.eval(left), s.eval(right)
+			s.line = t.line
+			return s.binary(t.text, a, b)
+		})
 	}
 	return e
 }
@@ -238,7 +323,15 @@ func (p *parser) concat() expression {
 	if len(items) == 1 {
 		return items[0]
 	}
-	return concatNode{items}
+	return computed(func(s *state) any {
+		var b strings.Builder
+		for _, item := range items {
+			text := s.string(s.eval(item))
+			s.countMemory(len(text))
+			b.WriteString(text)
+		}
+		return b.String()
+	})
 }
 
 func (p *parser) product() expression { return p.binary(p.power, "*", "/", "//", "%") }
@@ -250,7 +343,10 @@ func (p *parser) power() expression {
 // unary parses signs, a primary, and what follows it; with filters also filters, tests and calls of their results.
 func (p *parser) unary(filters bool) (e expression) {
 	if p.is(operator, "-", "+") {
-		p.nest(func() { e = signNode{minus: p.next().text == "-", of: p.unary(false)} })
+		p.nest(func() {
+			minus, of := p.next().text == "-", p.unary(false)
+			e = computed(func(s *state) any { return s.sign(s.eval(of), minus) })
+		})
 	} else {
 		e = p.primary()
 	}
@@ -277,16 +373,22 @@ func (p *parser) primary() expression {
 	case t.kind == name:
 		switch t.text {
 		case "true", "True":
-			return constNode{true}
+			return constant(true)
 		case "false", "False":
-			return constNode{false}
+			return constant(false)
 		case "none", "None":
-			return constNode{nil}
+			return constant(nil)
 		case "lipsum", "cycler", "joiner":
 			p.fail("%s: %w", t.text, ErrUnsupported)
 		}
 		p.read[t.text] = true
-		return nameNode{t.text, t.line}
+		return computed(func(s *state) any {
+			s.line = t.line
+			if v, ok := s.frame.lookup(t.text); ok {
+				return v
+			}
+			return undefined{t.text + " is undefined"}
+		})
 	case t.kind == literal:
 		if text, ok := t.value.(string); ok {
 			for p.now().kind == literal {
@@ -297,40 +399,57 @@ func (p *parser) primary() expression {
 				p.pos++
 				text += more
 			}
-			return constNode{text}
+			return constant(text)
 		}
-		return constNode{t.value}
+		return constant(t.value)
 	case t.kind == operator && t.text == "(":
 		var e expression
 		p.nest(func() { e = p.tuple(true) })
 		p.expect(operator, ")")
 		return e
 	case t.kind == operator && t.text == "[":
-		var n listNode
+		var items []expression
 		for !p.is(operator, "]") {
-			n.items = append(n.items, p.expression())
+			items = append(items, p.expression())
 			if !p.skip(operator, ",") {
 				break
 			}
 		}
 		p.expect(operator, "]")
-		return n
+		return listOf(items, false)
 	case t.kind == operator && t.text == "{":
-		var n dictNode
-		for !p.is(operator, "}") {
-			n.keys = append(n.keys, p.expression())
-			p.expect(operator, ":")
-			n.values = append(n.values, p.expression())
-			if !p.skip(operator, ",") {
-				break
-			}
-		}
-		p.expect(operator, "}")
-		return n
+		return p.dict()
 	}
 	p.pos--
 	p.fail("unexpected %v; must be an expression", p.now())
 	return nil
+}
+
+func constant(v any) expression { return computed(func(*state) any { return v }) }
+
+// dict parses the rest of a dict. A key that Python could not hash fails the rendering.
+func (p *parser) dict() expression {
+	var keys, values []expression
+	for !p.is(operator, "}") {
+		keys = append(keys, p.expression())
+		p.expect(operator, ":")
+		values = append(values, p.expression())
+		if !p.skip(operator, ",") {
+			break
+		}
+	}
+	p.expect(operator, "}")
+	return computed(func(s *state) any {
+		d := newDict()
+		s.countMemory(64 * len(keys))
+		for i := range keys {
+			k := s.eval(keys[i])
+			if !d.put(k, s.eval(values[i])) {
+				s.unsupported("%s as a key of a dict", typeName(k))
+			}
+		}
+		return d
+	})
 }
 
 // postfix parses what follows a primary: attributes, items and calls.
@@ -344,7 +463,7 @@ func (p *parser) postfix(e expression) expression {
 				e = attrNode{e, t.text, line}
 			case t.kind == literal:
 				if _, ok := t.value.(int64); ok {
-					e = itemNode{e, constNode{t.value}, line}
+					e = itemOf(e, constant(t.value), line)
 					break
 				}
 				fallthrough
@@ -353,24 +472,34 @@ func (p *parser) postfix(e expression) expression {
 				p.fail("unexpected %v; must be a name or a number", p.now())
 			}
 		case p.skip(operator, "["):
-			e = itemNode{e, p.subscript(), line}
+			e = p.subscript(e, line)
 			if p.is(operator, ",") {
 				p.fail("several indices: %w", ErrUnsupported)
 			}
 			p.expect(operator, "]")
 		case p.is(operator, "("):
-			e = callNode{e, p.arguments(), line}
-			if a, ok := e.(callNode).of.(attrNode); ok && !methods[a.name] {
+			call := callNode{e, p.arguments(), line}
+			if a, ok := e.(attrNode); ok && !methods[a.name] {
 				p.fail("the method %s(): %w", a.name, ErrUnsupported)
 			}
+			e = call
 		default:
 			return e
 		}
 	}
 }
 
-// subscript parses what is inside [ ]: an index or a slice.
-func (p *parser) subscript() expression {
+// itemOf returns an item of a value.
+func itemOf(of, index expression, line int) expression {
+	return computed(func(s *state) any {
+		v, at := s.eval(of), s.eval(index)
+		s.line = line
+		return s.item(v, at)
+	})
+}
+
+// subscript parses what is inside [ ] behind a value: an index or a slice, of which each part may be absent.
+func (p *parser) subscript(of expression, line int) expression {
 	var parts [3]expression
 	for i := range parts {
 		if !p.is(operator, ":", "]", ",") {
@@ -381,12 +510,12 @@ func (p *parser) subscript() expression {
 				if parts[0] == nil {
 					p.fail("an empty index: %w", ErrUnsupported)
 				}
-				return parts[0]
+				return itemOf(of, parts[0], line)
 			}
 			break
 		}
 	}
-	return sliceNode{parts[0], parts[1], parts[2]}
+	return computed(func(s *state) any { return s.slice(s.eval(of), parts) })
 }
 
 // arguments parses the arguments of a call in parentheses.
@@ -422,10 +551,7 @@ func (p *parser) filters(e expression) expression {
 
 // filter parses one filter; of is the expression that it applies to, nil in a block.
 func (p *parser) filter(of expression) expression {
-	n := filterNode{of: of, line: p.now().line, name: p.name()}
-	for p.skip(operator, ".") {
-		n.name += "." + p.name()
-	}
+	n := filterNode{of: of, line: p.now().line, name: p.dotted()}
 	if _, known := filters[n.name]; !known {
 		p.fail("the filter %q: %w", n.name, ErrUnsupported)
 	}
@@ -438,21 +564,31 @@ func (p *parser) filter(of expression) expression {
 // test parses "is" and a test of an expression.
 func (p *parser) test(of expression) expression {
 	p.next()
-	n := testNode{of: of, line: p.now().line, minus: p.skip(name, "not")}
-	n.name = p.name()
-	for p.skip(operator, ".") {
-		n.name += "." + p.name()
+	line, minus, called := p.now().line, p.skip(name, "not"), p.dotted()
+	if _, known := tests[called]; !known {
+		p.fail("the test %q: %w", called, ErrUnsupported)
 	}
-	if tests[n.name] == nil {
-		p.fail("the test %q: %w", n.name, ErrUnsupported)
-	}
+	var args arguments
 	switch t := p.now(); {
 	case p.is(operator, "("):
-		n.args = p.arguments()
+		args = p.arguments()
 	case p.is(name, "is"):
 		p.fail("a test of a test; must be in parentheses")
 	case t.kind == literal, p.is(operator, "[", "{"), t.kind == name && !p.is(name, "else", "or", "and"):
-		n.args.list = []expression{p.postfix(p.primary())}
+		args.list = []expression{p.postfix(p.primary())}
 	}
-	return n
+	return computed(func(s *state) any {
+		v := s.eval(of)
+		s.line = line
+		return s.test(called, v, s.args(called, args)) != minus
+	})
+}
+
+// dotted parses a name, or several with dots between them.
+func (p *parser) dotted() string {
+	text := p.name()
+	for p.skip(operator, ".") {
+		text += "." + p.name()
+	}
+	return text
 }

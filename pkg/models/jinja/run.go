@@ -14,78 +14,10 @@ const (
 // run runs statements until one ends with break or continue.
 func (s *state) run(body []statement) signal {
 	for _, n := range body {
-		if sig := s.statement(n); sig != goOn {
+		s.countSteps(0)
+		if sig := n(s); sig != goOn {
 			return sig
 		}
-	}
-	return goOn
-}
-
-// statement runs one statement.
-func (s *state) statement(n statement) signal {
-	s.countSteps(0)
-	switch n := n.(type) {
-	case dataNode:
-		s.write(n.text)
-	case outputNode:
-		s.line = n.line
-		s.write(s.text(s.eval(n.of)))
-	case ifNode:
-		s.line = n.line
-		for i, test := range n.tests {
-			if truth(s.eval(test)) {
-				return s.run(n.bodies[i])
-			}
-		}
-		if len(n.bodies) > len(n.tests) {
-			return s.run(n.bodies[len(n.tests)])
-		}
-	case forNode:
-		s.line = n.line
-		s.loop(&n, s.eval(n.of), 0)
-	case setNode:
-		s.line = n.line
-		s.assign(n.target, s.eval(n.value))
-	case setBlockNode:
-		s.line = n.line
-		var v any
-		s.scope(s.frame, func() {
-			v = s.capture(func() { s.run(n.body) })
-			if n.filter != nil {
-				v = s.filtered(n.filter.(filterNode), v)
-			}
-		})
-		s.assign(n.target, v)
-	case *macroNode:
-		s.frame.vars[n.name] = &macro{n, s.frame}
-	case callBlockNode:
-		args := s.args("", n.call.args)
-		args.names = append(args.names, "caller")
-		args.named = append(args.named, &macro{n.macro, s.frame})
-		s.line = n.call.line
-		s.write(s.text(s.call(s.eval(n.call.of), args)))
-	case filterBlockNode:
-		s.scope(s.frame, func() {
-			text := s.capture(func() { s.run(n.body) })
-			s.write(s.text(s.filtered(n.filter.(filterNode), text)))
-		})
-	case withNode:
-		values := make([]any, len(n.values))
-		for i, v := range n.values {
-			values[i] = s.eval(v)
-		}
-		var sig signal
-		s.scope(s.frame, func() {
-			for i, name := range n.names {
-				s.frame.vars[name] = values[i]
-			}
-			sig = s.run(n.body)
-		})
-		return sig
-	case breakNode:
-		return stopLoop
-	case continueNode:
-		return nextRound
 	}
 	return goOn
 }
@@ -160,9 +92,8 @@ func (s *state) loop(n *forNode, over any, depth int64) {
 	}
 }
 
-// callNode evaluates a call of a function or a method.
-func (s *state) callNode(n callNode) any {
-	var of any
+// eval calls a function or a method.
+func (n callNode) eval(s *state) any {
 	if a, ok := n.of.(attrNode); ok {
 		on := s.eval(a.of)
 		args := s.args(a.name, n.args)
@@ -170,10 +101,9 @@ func (s *state) callNode(n callNode) any {
 		if v, ok := s.method(on, a.name, args); ok {
 			return v
 		}
-		of = s.attribute(on, a.name)
-		return s.call(of, args)
+		return s.call(s.attribute(on, a.name), args)
 	}
-	of = s.eval(n.of)
+	of := s.eval(n.of)
 	args := s.args("", n.args)
 	s.line = n.line
 	return s.call(of, args)

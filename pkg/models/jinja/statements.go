@@ -13,57 +13,57 @@ func (p *parser) statement() statement {
 	case "set":
 		to := p.target(true)
 		if p.skip(operator, "=") {
-			n := setNode{to, p.tuple(true), line}
+			value := p.tuple(true)
 			p.blockEnd()
-			return n
+			return func(s *state) signal {
+				s.line = line
+				s.assign(to, s.eval(value))
+				return goOn
+			}
 		}
-		filter := p.filters(nil)
-		return setBlockNode{to, filter, p.block("endset"), line}
+		return p.setBlock(to, line)
 	case "macro":
-		m := &macroNode{name: p.name(), line: line}
+		m := &macroNode{name: p.name()}
 		p.macro(m, true, "endmacro")
-		return m
+		return func(s *state) signal {
+			s.frame.vars[m.name] = &macro{m, s.frame}
+			return goOn
+		}
 	case "call":
-		m := &macroNode{name: "caller", line: line}
-		signature := p.is(operator, "(")
-		var parameters macroNode
-		if signature {
-			p.signature(&parameters)
-		}
-		call, ok := p.expression().(callNode)
-		if !ok {
-			p.fail("call: must be followed by a call")
-		}
-		m.parameters, m.defaults = parameters.parameters, parameters.defaults
-		p.macro(m, false, "endcall")
-		return callBlockNode{m, call}
+		return p.callBlock()
 	case "filter":
-		filter := p.filter(nil)
-		filter = p.filters(filter)
-		return filterBlockNode{filter, p.block("endfilter")}
+		filter := p.filters(p.filter(nil)).(filterNode)
+		body := p.block("endfilter")
+		return func(s *state) signal {
+			s.scope(s.frame, func() {
+				text := s.capture(func() { s.run(body) })
+				s.write(s.text(s.filtered(filter, text)))
+			})
+			return goOn
+		}
 	case "with":
-		var n withNode
+		var names []string
+		var values []expression
 		for p.now().kind != blockEnd {
-			if len(n.names) > 0 {
+			if len(names) > 0 {
 				p.expect(operator, ",")
 			}
-			n.names = append(n.names, p.name())
+			names = append(names, p.name())
 			p.expect(operator, "=")
-			n.values = append(n.values, p.expression())
+			values = append(values, p.expression())
 		}
-		n.body = p.block("endwith")
-		return n
+		return with(names, values, p.block("endwith"))
 	case "generation": // marks an assistant's text; what it sets is its own
-		return withNode{body: p.blockOutsideLoops("endgeneration")}
+		return with(nil, nil, p.blockOutsideLoops("endgeneration"))
 	case "break", "continue":
 		if p.loops == 0 {
 			p.fail("%s: there is no loop", tag)
 		}
 		p.blockEnd()
 		if tag == "break" {
-			return breakNode{}
+			return func(*state) signal { return stopLoop }
 		}
-		return continueNode{}
+		return func(*state) signal { return nextRound }
 	case "include", "import", "from", "extends", "block", "autoescape", "do", "trans", "debug":
 		p.pos--
 		p.fail("the tag %q: %w", tag, ErrUnsupported)
@@ -74,9 +74,65 @@ func (p *parser) statement() statement {
 	return nil
 }
 
+// callBlock parses a call statement: its body is the macro caller of the macro that it calls.
+func (p *parser) callBlock() statement {
+	m := &macroNode{name: "caller"}
+	if p.is(operator, "(") {
+		p.signature(m)
+	}
+	call, ok := p.expression().(callNode)
+	if !ok {
+		p.fail("call: must be followed by a call")
+	}
+	p.macro(m, false, "endcall")
+	return func(s *state) signal {
+		args := s.args("", call.args)
+		args.names = append(args.names, "caller")
+		args.named = append(args.named, &macro{m, s.frame})
+		s.line = call.line
+		s.write(s.text(s.call(s.eval(call.of), args)))
+		return goOn
+	}
+}
+
+// setBlock parses the rest of a set statement that has a body: its text, through filters, is the value.
+func (p *parser) setBlock(to target, line int) statement {
+	filter := p.filters(nil)
+	body := p.block("endset")
+	return func(s *state) signal {
+		s.line = line
+		var v any
+		s.scope(s.frame, func() {
+			v = s.capture(func() { s.run(body) })
+			if filter != nil {
+				v = s.filtered(filter.(filterNode), v)
+			}
+		})
+		s.assign(to, v)
+		return goOn
+	}
+}
+
+// with returns a statement that runs body in a scope with names of its own.
+func with(names []string, values []expression, body []statement) statement {
+	return func(s *state) (sig signal) {
+		given := make([]any, len(values))
+		for i, v := range values {
+			given[i] = s.eval(v)
+		}
+		s.scope(s.frame, func() {
+			for i, name := range names {
+				s.frame.vars[name] = given[i]
+			}
+			sig = s.run(body)
+		})
+		return sig
+	}
+}
+
 // loop parses a for statement.
 func (p *parser) loop(line int) statement {
-	n := forNode{target: p.target(false), line: line}
+	n := &forNode{target: p.target(false)}
 	p.expect(name, "in")
 	n.of = p.tuple(false, "recursive")
 	if p.skip(name, "if") {
@@ -92,27 +148,65 @@ func (p *parser) loop(line int) statement {
 	} else {
 		p.blockEnd()
 	}
-	return n
+	return func(s *state) signal {
+		s.line = line
+		s.loop(n, s.eval(n.of), 0)
+		return goOn
+	}
 }
 
 // branches parses an if statement with its elif and else.
 func (p *parser) branches(line int) statement {
-	n := ifNode{line: line}
+	var tests []expression
+	var bodies [][]statement // one more where there is an else
 	for {
-		n.tests = append(n.tests, p.tuple(false))
+		tests = append(tests, p.tuple(false))
 		p.blockEnd()
-		n.bodies = append(n.bodies, p.statements("elif", "else", "endif"))
+		bodies = append(bodies, p.statements("elif", "else", "endif"))
 		switch p.next().text {
 		case "elif":
 			continue
 		case "else":
-			n.bodies = append(n.bodies, p.block("endif"))
+			bodies = append(bodies, p.block("endif"))
 		default:
 			p.blockEnd()
 		}
-		return n
+		return func(s *state) signal {
+			s.line = line
+			for i, test := range tests {
+				if truth(s.eval(test)) {
+					return s.run(bodies[i])
+				}
+			}
+			if len(bodies) > len(tests) {
+				return s.run(bodies[len(tests)])
+			}
+			return goOn
+		}
 	}
 }
+
+// forNode, macroNode and target are what loops, macros and assignments keep.
+type (
+	forNode struct {
+		target         target
+		of, test       expression
+		body, none     []statement
+		recursive, has bool // has: there is an else
+	}
+	macroNode struct {
+		name                   string
+		parameters             []string
+		defaults               []expression // of the last parameters
+		body                   []statement
+		caller, named, varargs bool // whether the body uses caller, kwargs, varargs
+	}
+	// target is the left side of an assignment: a name, an attribute of a namespace, or several targets.
+	target struct {
+		name, attribute string
+		several         []target
+	}
+)
 
 // macro parses the body of a macro, and its signature first if signature is true. It finds out which of caller,
 // kwargs and varargs the body uses.

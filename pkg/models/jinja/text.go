@@ -26,9 +26,7 @@ func (s *state) text(v any) string {
 
 // represent writes Python's repr().
 func (s *state) represent(b *strings.Builder, v any, depth int) {
-	if depth > MaxNesting {
-		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
-	}
+	s.checkDepth(depth)
 	before := b.Len()
 	all := func(open string, items []any, end string) {
 		b.WriteString(open)
@@ -148,9 +146,7 @@ type jsonForm struct {
 
 // json writes a value as Python's json.dumps does.
 func (s *state) json(b *strings.Builder, v any, f jsonForm, depth int) {
-	if depth > MaxNesting {
-		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
-	}
+	s.checkDepth(depth)
 	before := b.Len()
 	line := func(depth int) {
 		if f.indent != nil {

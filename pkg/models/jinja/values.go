@@ -51,10 +51,7 @@ type call struct {
 
 // value converts a variable of Render.
 func (s *state) value(v any, depth int) any {
-	if depth > MaxNesting {
-		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
-	}
-	s.countSteps(0)
+	s.countDepth(depth)
 	switch v := v.(type) {
 	case nil, bool, int64, float64, *function:
 		return v
@@ -361,10 +358,7 @@ func isNumber(v any) bool {
 
 // equal reports a == b.
 func (s *state) equal(a, b any, depth int) bool {
-	if depth > MaxNesting {
-		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
-	}
-	s.countSteps(0)
+	s.countDepth(depth)
 	if isNumber(a) && isNumber(b) {
 		order, ok := compareNumbers(a, b)
 		return ok && order == 0
@@ -419,10 +413,7 @@ func (s *state) equal(a, b any, depth int) bool {
 
 // less reports a < b; types without an order are an error.
 func (s *state) less(a, b any, depth int) bool {
-	if depth > MaxNesting {
-		s.fail("%w: values nest more than %d deep", ErrLimit, MaxNesting)
-	}
-	s.countSteps(0)
+	s.countDepth(depth)
 	s.mustBeDefined(a, b)
 	if isNumber(a) && isNumber(b) {
 		order, ok := compareNumbers(a, b)

@@ -1,11 +1,19 @@
 package safetensors
 
 import (
+	"bytes"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
+	"path"
+	"path/filepath"
+	"slices"
 	"sort"
+	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -210,10 +218,8 @@ func (p *parser) readTensor(name string) (Info, error) {
 // byteSize returns the size of a tensor in bytes; one that overflows an int is an error. d is a
 // valid type.
 func byteSize(d tensor.DType, shape []int) (int, error) {
-	for _, n := range shape {
-		if n == 0 {
-			return 0, nil
-		}
+	if slices.Contains(shape, 0) {
+		return 0, nil
 	}
 	size := d.Size()
 	for _, n := range shape {
@@ -223,4 +229,256 @@ func byteSize(d tensor.DType, shape []int) (int, error) {
 		size *= n
 	}
 	return size, nil
+}
+
+// parser reads the JSON of headers and indexes. The standard decoder would ignore keys that repeat, and its tokens
+// need much more memory than the result.
+type parser struct {
+	text []byte
+	at   int
+}
+
+// peek skips white space and returns the next byte, 0 at the end.
+func (p *parser) peek() byte {
+	for ; p.at < len(p.text); p.at++ {
+		switch c := p.text[p.at]; c {
+		case ' ', '\t', '\r', '\n':
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+// expect skips the byte want.
+func (p *parser) expect(want byte) error {
+	if p.peek() != want {
+		return p.unexpected(strconv.QuoteRune(rune(want)))
+	}
+	p.at++
+	return nil
+}
+
+// unexpected returns the error for anything other than want.
+func (p *parser) unexpected(want string) error {
+	if p.peek() == 0 {
+		return io.ErrUnexpectedEOF
+	}
+	return fmt.Errorf("%s; must be %s", p.nextWord(), want)
+}
+
+// nextWord returns the text up to the next white space, comma or closing bracket, without moving on: a number, or what
+// an error shows. Text that begins with one of these has no word; the error shows it with what follows. Of more than
+// 24 bytes it returns the first, and "...".
+func (p *parser) nextWord() string {
+	const most = 24
+	rest := p.text[p.at:]
+	if end := bytes.IndexAny(rest, " \t\r\n,]}"); end > 0 {
+		rest = rest[:end]
+	}
+	if len(rest) > most {
+		return string(bytes.ToValidUTF8(rest[:most], nil)) + "..."
+	}
+	return string(rest)
+}
+
+// readList reads a list or an object between begin and end: it calls item, which reads one element,
+// for each. Errors are those of item and of syntax.
+func (p *parser) readList(begin, end byte, item func() error) error {
+	if err := p.expect(begin); err != nil {
+		return err
+	}
+	if p.peek() == end {
+		return p.expect(end)
+	}
+	for {
+		if err := item(); err != nil {
+			return err
+		}
+		if p.peek() != ',' {
+			return p.expect(end)
+		}
+		p.at++
+	}
+}
+
+// readObject reads an object: it calls field, which reads the value, after each key. A repeated key
+// is an error, unlike in encoding/json, as two readers could take different ones.
+func (p *parser) readObject(field func(key string) error) error {
+	few := make([]string, 0, 4) // enough for the entry of a tensor, the most frequent object
+	seen := map[string]bool(nil)
+	return p.readList('{', '}', func() error {
+		key, err := p.readString()
+		if err != nil {
+			return err
+		}
+		switch {
+		case seen[key], slices.Contains(few, key):
+			return fmt.Errorf("key %q appears twice", key)
+		case len(few) < cap(few):
+			few = append(few, key)
+		case seen == nil:
+			seen = map[string]bool{key: true}
+		default:
+			seen[key] = true
+		}
+		if err := p.expect(':'); err != nil {
+			return err
+		}
+		return field(key)
+	})
+}
+
+// readString reads a string. Anything else, a control character in it, and the end of the text are
+// errors.
+func (p *parser) readString() (string, error) {
+	if p.peek() != '"' {
+		return "", p.unexpected("a string")
+	}
+	begin := p.at
+	for i := begin + 1; i < len(p.text); i++ {
+		switch c := p.text[i]; {
+		case c == '"':
+			p.at = i + 1
+			return string(p.text[begin+1 : i]), nil
+		case c < ' ':
+			return "", errors.New("control character in a string")
+		case c == '\\':
+			return p.escapedString()
+		}
+	}
+	return "", io.ErrUnexpectedEOF
+}
+
+// escapedString is readString for a string with escapes, which are rare in headers. Escapes that
+// are not valid are errors.
+func (p *parser) escapedString() (s string, err error) {
+	for i := p.at + 1; i < len(p.text); i++ {
+		switch p.text[i] {
+		case '\\':
+			i++
+		case '"':
+			err = json.Unmarshal(p.text[p.at:i+1], &s)
+			p.at = i + 1
+			return s, err
+		}
+	}
+	return "", io.ErrUnexpectedEOF
+}
+
+// readNumbers reads a list of at most most sizes: whole numbers of at least 0 that fit an int.
+// Anything else is an error that names the field.
+func (p *parser) readNumbers(field string, most int) ([]int, error) {
+	ns := make([]int, 0, 4)
+	err := p.readList('[', ']', func() error {
+		if p.peek() == 0 {
+			return io.ErrUnexpectedEOF
+		}
+		word := p.nextWord()
+		n, err := strconv.ParseUint(word, 10, strconv.IntSize-1)
+		if err != nil || len(word) > 1 && word[0] == '0' {
+			return fmt.Errorf("%s is not a size", word)
+		}
+		if len(ns) == most {
+			return fmt.Errorf("more than %d numbers", most)
+		}
+		p.at += len(word)
+		ns = append(ns, int(n))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", field, err)
+	}
+	return ns, nil
+}
+
+// skip steps over any value, of a key of an index that has no meaning here. What is no JSON is an
+// error.
+func (p *parser) skip() error {
+	dec := json.NewDecoder(bytes.NewReader(p.text[p.at:]))
+	var value json.RawMessage
+	if err := dec.Decode(&value); err != nil {
+		return err
+	}
+	p.at += int(dec.InputOffset())
+	return nil
+}
+
+// maxShards bounds how many files an index may map.
+const maxShards = 4096
+
+// openIndex opens the shards of an index, a JSON object whose weight_map gives the file of every
+// tensor. Shards are in the folder of the index. An index that is not valid, too many shards, and
+// shards that do not match are errors.
+func openIndex(folder *Folder, name string) (*Archive, error) {
+	where := folder.where(name)
+	text, err := folder.Read(name, MaxHeader)
+	if err != nil {
+		return nil, fmt.Errorf("open index %q: %w", where, err)
+	}
+	index, err := parseIndex(text)
+	if err != nil {
+		return nil, fmt.Errorf("index %q: %w", where, err)
+	}
+	var shards []string
+	seen := map[string]bool{}
+	for _, shard := range index {
+		if !seen[shard] {
+			seen[shard] = true
+			shards = append(shards, path.Join(path.Dir(filepath.ToSlash(name)), shard))
+		}
+	}
+	if len(shards) > maxShards {
+		return nil, fmt.Errorf("index %q: %d shards, at most %d are allowed", where, len(shards), maxShards)
+	}
+	sort.Strings(shards)
+	a, err := openFiles(folder, shards, index)
+	if err != nil {
+		return nil, fmt.Errorf("index %q: %w", where, err)
+	}
+	return a, nil
+}
+
+// parseIndex returns the weight_map of an index: the file of every tensor. A name that could lead
+// out of the folder, no weight_map and faults of JSON are errors.
+func parseIndex(text []byte) (map[string]string, error) {
+	if len(text) > MaxHeader {
+		return nil, fmt.Errorf("more than %d bytes", MaxHeader)
+	}
+	var index map[string]string
+	if !utf8.Valid(text) {
+		return nil, errors.New("not UTF-8")
+	}
+	p := parser{text: text}
+	err := p.readObject(func(key string) error {
+		switch key {
+		case "metadata": // sizes, for people
+			return p.skip()
+		case "weight_map":
+		default:
+			return fmt.Errorf("%.40q: an unknown key; must be weight_map or metadata", key)
+		}
+		index = map[string]string{}
+		return p.readObject(func(name string) error {
+			shard, err := p.readString()
+			if err != nil {
+				return err
+			}
+			if !strings.HasSuffix(shard, fileSuffix) || strings.ContainsAny(shard, `/\`) || !filepath.IsLocal(shard) {
+				return fmt.Errorf("tensor %q: %q is not the name of a shard", name, shard)
+			}
+			if len(index) == MaxTensors {
+				return errTensors
+			}
+			index[name] = shard
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(index) == 0 {
+		return nil, errors.New("no weight_map")
+	}
+	return index, nil
 }

@@ -1,8 +1,15 @@
 package tokenizer
 
 import (
+	"iter"
+	"maps"
+	"slices"
+	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
+	"golang.org/x/text/unicode/rangetable"
 )
 
 // qwen2Pattern is the pattern that splitWord follows, as tokenizer.json spells it.
@@ -188,3 +195,85 @@ var (
 		},
 	}
 )
+
+// Vocabulary files spell bytes as printable characters, an alphabet that came with
+// GPT-2: bytes that are printable in Latin-1 stand for themselves, the others take the
+// characters from U+0100 in order.
+var byteToChar, charToByte = func() (to [256]rune, from map[rune]byte) {
+	from = make(map[rune]byte, 256)
+	next := rune(256)
+	for b := range 256 {
+		c := rune(b)
+		if !('!' <= c && c <= '~' || '¡' <= c && c <= '¬' || '®' <= c && c <= 'ÿ') {
+			c = next
+			next++
+		}
+		to[b], from[c] = c, byte(b)
+	}
+	return to, from
+}()
+
+// toByteLevel spells bytes in the alphabet.
+func toByteLevel(s string) string {
+	var b strings.Builder
+	for i := range len(s) {
+		b.WriteRune(byteToChar[s[i]])
+	}
+	return b.String()
+}
+
+// fromByteLevel returns the bytes that s spells, and whether all of s is in the alphabet.
+func fromByteLevel(s string) (string, bool) {
+	b := make([]byte, 0, utf8.RuneCountInString(s))
+	for _, c := range s {
+		v, ok := charToByte[c]
+		if !ok {
+			return "", false
+		}
+		b = append(b, v)
+	}
+	return string(b), true
+}
+
+// byKey yields the entries of a map in the order of its keys, so that equal files give equal errors.
+func byKey[V any](m map[string]V) iter.Seq2[string, V] {
+	return func(yield func(string, V) bool) {
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			if !yield(k, m[k]) {
+				return
+			}
+		}
+	}
+}
+
+// nfc brings s to normalization form C as the reference does. The reference has the tables of
+// Unicode 9: it treats later combining marks as ordinary characters, and no mark moves or
+// composes across them. So the text between such marks is normalized piece by piece.
+func nfc(s string) string {
+	at := nextAfter9(s)
+	if at < 0 {
+		return norm.NFC.String(s)
+	}
+	var b strings.Builder
+	for at >= 0 {
+		_, n := utf8.DecodeRuneInString(s[at:])
+		b.WriteString(norm.NFC.String(s[:at]))
+		b.WriteString(s[at : at+n])
+		s = s[at+n:]
+		at = nextAfter9(s)
+	}
+	b.WriteString(norm.NFC.String(s))
+	return b.String()
+}
+
+// nextAfter9 returns the position of the first character in s that has a combining class and is not in Unicode 9, or
+// of U+11930, the second half of a later composition; -1: there is none. A golden test of all characters fails when the
+// tables of either side change.
+func nextAfter9(s string) int {
+	return strings.IndexFunc(s, func(c rune) bool {
+		return c >= 0x7fd && !unicode.Is(unicode9, c) &&
+			(c == 0x11930 || norm.NFC.PropertiesString(string(c)).CCC() > 0)
+	})
+}
+
+var unicode9 = rangetable.Assigned("9.0.0")

@@ -8,7 +8,11 @@ package instrument
 
 import (
 	"errors"
+	"fmt"
 	"maps"
+	"reflect"
+	"strings"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -104,4 +108,84 @@ func register[C prometheus.Collector](r prometheus.Registerer, c C) C {
 		}
 	}
 	panic(err) // one name, two meanings: a mistake in the services
+}
+
+// Fill makes the instruments of a struct: each exported field with a tag metric is one of that name, with the text of
+// the tag help and, of a vector, the labels of the tag labels. Its type is prometheus.Counter, Gauge, Observer
+// (_ratio: of shares; else of seconds), *CounterVec, *GaugeVec or *HistogramVec (of seconds). Structs in it are filled,
+// too. It panics on any other type.
+func (s Set) Fill(of any) {
+	v := reflect.ValueOf(of).Elem()
+	for i := range v.NumField() {
+		f, tag := v.Field(i), v.Type().Field(i).Tag
+		name, help, labels := tag.Get("metric"), tag.Get("help"), strings.Fields(tag.Get("labels"))
+		if name == "" {
+			if f.Kind() == reflect.Struct && v.Type().Field(i).IsExported() {
+				s.Fill(f.Addr().Interface())
+			}
+			continue
+		}
+		switch to := f.Addr().Interface().(type) {
+		case *prometheus.Counter:
+			*to = s.Counter(name, help).WithLabelValues()
+		case *prometheus.Gauge:
+			*to = s.Gauge(name, help).WithLabelValues()
+		case **prometheus.CounterVec:
+			*to = s.Counter(name, help, labels...)
+		case **prometheus.GaugeVec:
+			*to = s.Gauge(name, help, labels...)
+		case **prometheus.HistogramVec:
+			*to = s.Seconds(name, help, labels...)
+		case *prometheus.Observer:
+			if strings.HasSuffix(name, "_ratio") {
+				*to = s.Ratio(name, help).WithLabelValues()
+			} else {
+				*to = s.Seconds(name, help).WithLabelValues()
+			}
+		default:
+			panic(fmt.Sprintf("instrument: %s: a %s", name, f.Type()))
+		}
+	}
+}
+
+// sum is one value to which all copies of a service add.
+type sum struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+
+	mu    sync.Mutex
+	ended float64 // what stopped copies had counted
+	next  int
+	parts map[int]func() float64
+}
+
+// add adds a copy's value to the sum until stop is called; if stays, as for a counter, its last value remains in the
+// sum.
+func (s *sum) add(read func() float64, stays bool) (stop func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := s.next
+	s.next++
+	s.parts[id] = read
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if stays {
+			s.ended += read()
+		}
+		delete(s.parts, id)
+	}
+}
+
+func (s *sum) Describe(ch chan<- *prometheus.Desc) { ch <- s.desc }
+
+// Collect sends the sum over all copies; Prometheus calls it at each scrape.
+func (s *sum) Collect(ch chan<- prometheus.Metric) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	value := s.ended
+	for _, read := range s.parts {
+		value += read()
+	}
+	ch <- prometheus.MustNewConstMetric(s.desc, s.kind, value)
 }

@@ -1,8 +1,37 @@
+// Package cpu is the tensor.Device of the CPU, in float32: matrix products with packed
+// weights, attention, norms, rotary embeddings, convolutions.
+//
+// Operations are methods of [CPU] and write to their first argument, dst. After the
+// largest shape they allocate no more: temporary memory comes from the scratch of the
+// CPU, memory for results from an [Arena]. Inputs are not modified, unless they may
+// alias dst and do.
+//
+// # Bits
+//
+// A result depends only on the arguments: not on the number of threads, the other
+// rows of a call, or the instruction set. This is because
+//
+//   - an element of a matrix product is one chain of fused multiply-adds over k in
+//     ascending order, acc = fma(a[i,k], b[k,j], acc), starting from the bias or 0; 3x3
+//     convolutions take such products of transformed pixels (see patches.go),
+//   - a sum along a row (softmax, norms) goes to 16 lanes, lane l adding the
+//     elements l, l+16, l+32, ... in ascending order, and the lanes are added
+//     pairwise: l and l+8, then l and l+4, l and l+2, l and l+1,
+//   - exp is one polynomial, and no other operation is fused unless its formula
+//     here is written with fma.
+//
+// Norm statistics are accumulated in float64, everything else in float32. The
+// plain Go kernels are the definition; the assembly ones give the same bits.
+//
+// # Misuse
+//
+// Shapes that do not fit are a programming error and panic with "tensor: ...". A sampler survives it: the sample fails.
 package cpu
 
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
 // Kernels names a set of inner loops.
@@ -80,12 +109,6 @@ func newCPU(pool *Pool, k *kernelSet) *CPU {
 	return c
 }
 
-// Kernels returns the set in use.
-func (c *CPU) Kernels() Kernels { return c.k.name }
-
-// Threads returns the number of threads an operation may use.
-func (c *CPU) Threads() int { return c.pool.Threads() }
-
 // ScratchBytes returns the scratch memory held, which grows to the largest shape seen.
 func (c *CPU) ScratchBytes() int {
 	n := len(c.packing.buf) + len(c.padding.buf) + len(c.zero)
@@ -105,3 +128,22 @@ func (c *CPU) threadsFor(work int) int {
 }
 
 func (c *CPU) run(t task, parts, threads int) { c.pool.runTask(&c.b, t, parts, threads) }
+
+// MeasurePeak returns the multiply-add peak of one core with c's instruction set in
+// GFLOP/s (a multiply-add is two operations): the best of many short loops of
+// independent multiply-adds within d, at least one. It is 0 for the plain Go kernels.
+func (c *CPU) MeasurePeak(d time.Duration) float64 {
+	if c.k.peak == nil {
+		return 0
+	}
+	const rounds = 200_000 // about a millisecond, shorter than a scheduler's slice
+	best := 0.0
+	for start := time.Now(); ; {
+		t := time.Now()
+		c.k.peak(rounds)
+		best = max(best, float64(rounds*c.k.peakFlops)/float64(time.Since(t).Nanoseconds()))
+		if time.Since(start) >= d {
+			return best
+		}
+	}
+}

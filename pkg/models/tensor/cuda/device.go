@@ -1,3 +1,18 @@
+// Package cuda is the tensor.Device of an NVIDIA GPU. Weights are in its memory; it runs the
+// kernels of package kernels in one order on one stream. Results of CopyOutLater are copied on
+// another stream, while the kernels of the next session run.
+//
+// The GPU is behind an interface, package driver, so that all of this also runs without
+// one: package ptxvm interprets the same PTX. Computation is in float32 with IEEE
+// operations only: the interpreter's bits are those that IEEE 754 asks of a GPU. With
+// [Options].Factors BF16, products and attention round their factors and run on tensor
+// cores, whose sums differ from one GPU to another. Every sum has one order, whatever the
+// batch, but those of cuBLASLt, which multiplies in bf16 where it is installed: the name
+// of the device says so, and [Options].Deterministic keeps it out.
+//
+// Memory comes from a pool with a ceiling. An operation of a session cannot fail; what
+// goes wrong in one (no memory, a faulty kernel, a lost device) makes the operations after
+// it do nothing, and is what Run returns.
 package cuda
 
 import (
@@ -133,7 +148,7 @@ func New(d driver.Driver, o Options) (*Device, error) {
 	default:
 		return nil, fmt.Errorf("factors: %q; must be %s or %s", o.Factors, tensor.F32, tensor.BF16)
 	}
-	d = &locked{d: d}
+	d = &locked{Driver: d}
 	release, err := d.Bind()
 	if err != nil {
 		return nil, fmt.Errorf("device %s: %w", d.Name(), err)
@@ -181,16 +196,16 @@ func New(d driver.Driver, o Options) (*Device, error) {
 
 // locked lets several goroutines use a driver: weights may come while a session runs.
 type locked struct {
-	mu     sync.Mutex
-	d      driver.Driver
-	memory atomic.Pointer[[2]int] // free and total, as read last
+	driver.Driver // its name, Bind, Wait and Close take no lock: others go on meanwhile
+	mu            sync.Mutex
+	memory        atomic.Pointer[[2]int] // free and total, as read last
 }
 
-func (l *locked) Name() string { return l.d.Name() }
-
-func (l *locked) Capability() int { return l.d.Capability() }
-
-func (l *locked) Bind() (release func(), err error) { return l.d.Bind() }
+// hold takes the lock; what it returns gives it back.
+func (l *locked) hold() func() {
+	l.mu.Lock()
+	return l.mu.Unlock
+}
 
 // Memory returns what was read last while another call is under way: copies take as long as a pass.
 func (l *locked) Memory() (free, total int, err error) {
@@ -200,81 +215,65 @@ func (l *locked) Memory() (free, total int, err error) {
 		return known[0], known[1], nil
 	}
 	defer l.mu.Unlock()
-	if free, total, err = l.d.Memory(); err == nil {
+	if free, total, err = l.Driver.Memory(); err == nil {
 		l.memory.Store(&[2]int{free, total})
 	}
 	return free, total, err
 }
 
 func (l *locked) Host(bytes int) ([]byte, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.Host(bytes)
+	defer l.hold()()
+	return l.Driver.Host(bytes)
 }
 
 func (l *locked) FreeHost(b []byte) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.FreeHost(b)
+	defer l.hold()()
+	return l.Driver.FreeHost(b)
 }
 
-func (l *locked) Close() error { return l.d.Close() }
-
 func (l *locked) LoadModule(ptx []byte) (driver.Module, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.LoadModule(ptx)
+	defer l.hold()()
+	return l.Driver.LoadModule(ptx)
 }
 
 func (l *locked) Alloc(bytes int) (driver.Pointer, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.Alloc(bytes)
+	defer l.hold()()
+	return l.Driver.Alloc(bytes)
 }
 
 func (l *locked) Free(p driver.Pointer) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.Free(p)
+	defer l.hold()()
+	return l.Driver.Free(p)
 }
 
 func (l *locked) CopyIn(dst driver.Pointer, src []byte) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.CopyIn(dst, src)
+	defer l.hold()()
+	return l.Driver.CopyIn(dst, src)
 }
 
 func (l *locked) CopyOut(dst []byte, src driver.Pointer) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.CopyOut(dst, src)
+	defer l.hold()()
+	return l.Driver.CopyOut(dst, src)
 }
 
 func (l *locked) Send(dst driver.Pointer, src []byte) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.Send(dst, src)
+	defer l.hold()()
+	return l.Driver.Send(dst, src)
 }
 
 func (l *locked) Fetch(dst []byte, src driver.Pointer) (driver.Event, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.Fetch(dst, src)
+	defer l.hold()()
+	return l.Driver.Fetch(dst, src)
 }
 
-// Wait lets others go on meanwhile.
-func (l *locked) Wait(e driver.Event) error { return l.d.Wait(e) }
-
 func (l *locked) Launch(f driver.Function, g driver.Grid, args ...driver.Arg) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.Launch(f, g, args...)
+	defer l.hold()()
+	return l.Driver.Launch(f, g, args...)
 }
 
 func (l *locked) Sync() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.d.Sync()
+	defer l.hold()()
+	return l.Driver.Sync()
 }
 
 // Name is cuda/, what the driver calls the GPU, /bf16 where factors are, and the library of their

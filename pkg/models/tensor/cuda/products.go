@@ -13,7 +13,7 @@ import (
 // one the error is driver.ErrUnsupported or the reason why it did not open; the kernels then
 // multiply.
 func (l *locked) Products() (driver.Products, error) {
-	m, ok := l.d.(driver.Multiplier)
+	m, ok := l.Driver.(driver.Multiplier)
 	if !ok {
 		return nil, driver.ErrUnsupported
 	}
