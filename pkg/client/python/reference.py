@@ -24,8 +24,8 @@ MODULES = (
 )
 # What modules import for trainers. Where it is not installed it is stood in for.
 OPTIONAL = (
-    "PIL", "accelerate", "diffusers", "matplotlib", "peft", "safetensors", "torch", "tqdm", "transformers", "trl",
-    "verl"
+    "PIL", "accelerate", "diffusers", "greenlet", "matplotlib", "peft", "safetensors", "torch", "tqdm",
+    "transformers", "trl", "verl"
 )
 
 

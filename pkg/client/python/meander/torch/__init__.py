@@ -28,7 +28,13 @@ def pipeline(
     folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
 ) -> Loaded:
     """Loads a whole pipeline for a trainer: .session(recipe, grad=True).velocity(x, sigma) has gradients, with the
-    pipeline's guidance, for whatever adapters its networks have. family is FILE.py:NAME, a pipeline of one's own."""
-    from .sessions import load
+    pipeline's guidance, for whatever adapters its networks have. family is FILE.py:NAME, a pipeline of one's own. Fault
+    of class config: it is not computed."""
+    import torch
 
-    return load(folder, device, dtype, trust_class, family)
+    from . import admission, sessions
+
+    loaded = sessions.read(folder, device, dtype, trust_class, family)
+    with torch.no_grad():
+        admission.admit(loaded, lambda detail: None)
+    return loaded

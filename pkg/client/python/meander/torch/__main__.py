@@ -153,6 +153,7 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
 
     if missing := [n for n in _NEEDS if importlib.util.find_spec(n) is None]:
         raise Fault("config", f"packages: no {', '.join(missing)}; pip install 'meander-rl[torch]'")
+    from .family import Settings
     from .server import Server, Worker
 
     if a.network == "vllm-omni":
@@ -167,8 +168,10 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
     token = _read_token(a.token_file) if a.listen is not None else ""
     tls = _tls(a.tls_cert, a.tls_key) if a.tls_cert else None
     listener, address = _listen_unix(a.socket) if a.socket else _listen_tcp(a.listen)
-    worker = Worker(family, a.device, a.dtype, a.deterministic, a.text_encoder_device, token, a.max_rows)
-    worker.compile, worker.vae_tiling = a.compile, a.vae_tiling
+    settings = Settings(
+        a.device, a.dtype, a.text_encoder_device, a.deterministic, a.threads, a.max_rows, a.compile, a.vae_tiling
+    )
+    worker = Worker(family, settings, token)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -192,19 +195,9 @@ def _run(a: argparse.Namespace, stdout: IO[str]) -> None:
     )
 
     def load() -> None:
-        def make(say):  # type: ignore[no-untyped-def]
-            from .engine import Settings, make_engine
+        from .engine import make_engine
 
-            return (engine_of or make_engine)(
-                family,
-                Settings(
-                    a.device, a.dtype, a.text_encoder_device, a.deterministic, a.threads, a.max_rows, a.compile,
-                    a.vae_tiling,
-                ),
-                say,
-            )  # fmt: skip
-
-        worker.load(make)
+        worker.load(lambda say: (engine_of or make_engine)(family, settings, say))
 
     threading.Thread(target=load, daemon=True).start()
     ended.wait()

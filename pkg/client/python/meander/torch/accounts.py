@@ -56,9 +56,6 @@ OF_NETWORKS = {
 }
 """The same of networks of diffusers."""
 
-OF_PIPELINES = dict.fromkeys(("image_encoder", "feature_extractor"), "of images as prompts, which no call gives")
-"""Parts that pipelines do without."""
-
 ACCOUNTED = {
     "StableDiffusion3Pipeline", "FluxPipeline", "Flux2Pipeline", "Flux2KleinPipeline", "ZImagePipeline", "WanPipeline",
     "HunyuanVideoPipeline", "LTXPipeline",
@@ -169,7 +166,7 @@ def _check_index(family: Family, pipeline: type) -> None:
     for key, value in family.folder.index.items():
         own = key in (*family.parts, *family.tokenizers, "scheduler", *family.pipeline_settings, *family.index_settings)
         unset = value is None or value == [None, None] or key in takes and value == takes[key].default
-        if not own and not unset and not key.startswith("_") and key not in OF_PIPELINES:
+        if not own and not unset and not key.startswith("_"):
             raise Fault(
                 "config",
                 f"model_index.json: {key}: {value!r:.80}; must be absent: {family.folder.class_name} is computed "

@@ -151,6 +151,7 @@ class Grid:
         """T + 1 of them, the last where the last step ends."""
 
     def _of(self, sigma: float) -> tuple[float, float]:
+        """What x0 and the noise are multiplied by at a sigma of the scheduler."""
         if self.kind == "vp":
             return (1 + sigma**2) ** -0.5, sigma * (1 + sigma**2) ** -0.5
         if self.kind != "flow":
@@ -172,20 +173,17 @@ class Grid:
         if not 0 < sigma <= 1 or (sigma == 1 and self.kind != "flow"):
             raise Fault("latents", f"sigma: {sigma:g}; must be above 0 and below 1")
         k = max(int((grid >= sigma).sum()) - 1, 0)
+        own = sigma / (1 - sigma) if self.kind != "flow" else 1 - sigma if self.inverted else sigma
         if self.kind == "flow":
-            a, b, own = 1 - sigma, sigma, 1 - sigma if self.inverted else sigma
             t = own * float(self.scheduler.config.get("num_train_timesteps", 1000))
             t = t if self.timesteps.is_floating_point() else int(t)  # as the scheduler rounds
         elif self.kind == "edm":
-            a, b = 1.0, sigma / (1 - sigma)
-            t = float(self.scheduler.precondition_noise(torch.tensor(b)))
+            t = float(self.scheduler.precondition_noise(torch.tensor(own)))
         else:
-            ratio = sigma / (1 - sigma)
             abar = self.scheduler.alphas_cumprod.double().cpu().numpy()
             levels = 0.5 * np.log((1 - abar) / abar)
-            t = float(np.interp(np.log(ratio), levels, np.arange(len(levels))))
-            a, b = (1.0, ratio) if self.kind == "ve" else ((1 + ratio**2) ** -0.5, ratio * (1 + ratio**2) ** -0.5)
-        return Point(torch.tensor(t, dtype=torch.float32, device=self.timesteps.device), a, b, k, False)
+            t = float(np.interp(np.log(own), levels, np.arange(len(levels))))
+        return Point(torch.tensor(t, dtype=torch.float32, device=self.timesteps.device), *self._of(own), k, False)
 
     def last(self) -> Point:
         """The point at which the last step ends."""

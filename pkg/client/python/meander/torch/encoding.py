@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as trees
 
 if TYPE_CHECKING:
     from .whole import Pipeline
@@ -73,9 +74,7 @@ class Encoders:
 
 def moved(v: Any, device: torch.device) -> Any:
     """A value with its tensors on a device."""
-    from .seam import _each
-
-    return _each(v, torch.Tensor, lambda t: t.to(device))
+    return trees.tree_map_only(torch.Tensor, lambda t: t.to(device), v)
 
 
 @contextlib.contextmanager

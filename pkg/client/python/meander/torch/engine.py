@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import os
 import re
 import resource
@@ -12,13 +13,12 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from .family import Family, Prompt, Size
+from .family import Family, Prompt, Settings, Size
 from .faults import Fault, first_sentence
 from .weights import Weights, tensor_bytes
 
@@ -29,30 +29,6 @@ Tensors = dict[str, np.ndarray]
 """Arrays of a call by name."""
 Answer = tuple[dict[str, Any], list[tuple[str, np.ndarray]]]
 """What a call returns: fields of the header, and named arrays."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a model is loaded: device of torch, dtype (f32, bf16, f16), and whether rows are computed one at a time.
-
-    auto is an accelerator where torch has one, else the CPU; of a dtype bf16 on an accelerator, else f32.
-    """
-
-    device: str = "auto"
-    """cpu, cuda, cuda:N, mps, xpu or auto."""
-    dtype: str = "auto"
-    encoders: str = ""
-    """The device of the text encoders; empty: the same."""
-    deterministic: bool = False
-    """Whether rows are computed one at a time: their bits do not depend on each other."""
-    threads: int = 0
-    """Threads of torch on the CPU; 0: torch decides."""
-    max_rows: int = 64
-    """Rows of a call at most."""
-    compile: bool = False
-    """Whether torch.compile compiles the networks."""
-    vae_tiling: bool = False
-    """Whether the VAE decodes and encodes in tiles."""
 
 
 class Handles:
@@ -90,14 +66,17 @@ class Engine:
     takes_recipes = False
     """Whether encode and put take recipes, with conditions and arguments."""
 
-    def __init__(self, family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None):
-        """Loads the folder of a family and says what it does. Fault of class config: the device is not there."""
+    def __init__(
+        self, family: Family, settings: Settings, say: Callable[[str], None] = lambda detail: None, networks: str = ""
+    ):
+        """Loads the folder of a family, whole pipelines' networks on a device that may be another, and says what it
+        does. Fault of class config: it cannot be read, or the device is not there."""
         self.family, self.settings = family, settings
         device = find_device(settings.device)
         encoders = find_device(settings.encoders, "text_encoder_device") if settings.encoders else device
         self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
         _prepare(settings, self.dtype)
-        family.attach(_load(family, DTYPES[self.dtype], device, encoders, say), encoders)
+        family.attach(family.load(DTYPES[self.dtype], device, say, encoders, networks), encoders)
         if settings.vae_tiling:
             _tile(family)
         self.device, self.handles = device, Handles()
@@ -320,6 +299,8 @@ def make_engine(family: Family, settings: Settings, say: Callable[[str], None] =
 
     if not isinstance(family, Pipeline):
         return Engine(family, settings, say)
+    if importlib.util.find_spec("greenlet") is None:
+        raise Fault("config", "packages: no greenlet; pip install 'meander-rl[torch]'")
     from .sessions import PipelineEngine
 
     return PipelineEngine(family, settings, say)
@@ -388,33 +369,6 @@ def find_device(name: str, setting: str = "device") -> torch.device:
         must = f"must be a device of this torch {torch.__version__}, such as cpu or cuda:0"
         raise Fault("config", f"{setting}: {name}: {e}; {must}") from e
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
-def _load(
-    family: Family, dtype: torch.dtype, device: torch.device, encoders: torch.device, say: Callable[[str], None]
-) -> Any:
-    """Loads the parts of a pipeline, each by the class of our table alone, and returns the pipeline."""
-    say("importing diffusers and transformers")
-    libraries = {
-        "diffusers": importlib.import_module("diffusers"),
-        "transformers": importlib.import_module("transformers"),
-    }
-    sizes, done = family.check(), 0
-    parts: dict[str, Any] = {part: None for part in (*family.parts, *family.tokenizers)}
-    for part, size in sizes.items():
-        say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
-        parts[part] = family.load_part(part, dtype).to(encoders if part.startswith("text_encoder") else device)
-        done += size
-    for part in family.tokenizers:
-        if name := family.folder.named_class(part):
-            # Of a processor, which takes images too, the tokenizer is enough.
-            generic = name.endswith("Processor") or family.folder.splits_bytes_for_llama(part)
-            cls = None if generic else getattr(libraries["transformers"], name, None)
-            parts[part] = family.load_tokenizer(part, cls)
-    parts |= {name: family.folder.index.get(name) for name in family.pipeline_settings}
-    diffusers = libraries["diffusers"]
-    # The host steps; the scheduler of the pipeline is never asked.
-    return getattr(diffusers, family.folder.class_name)(scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), **parts)
 
 
 def _read_shards(files: list[Any]) -> dict[str, torch.Tensor]:

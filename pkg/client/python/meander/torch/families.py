@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .accounts import rounds
-from .family import JOINT_ATTENTION, Family, Prompt, Standardized
+from .family import JOINT_ATTENTION, Family, Prompt
 from .faults import Fault
 from .folder import Folder
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class QwenImage(Standardized):
+class QwenImage(Family):
     """Qwen-Image (arXiv 2508.02324). A prompt is [L, 3584], without the template's first 34 tokens."""
 
     slug, cfg_rule, negative_prompt, true_cfg_scale, packed_by_network = "qwen-image", "rescaled", " ", 4.0, 4
@@ -60,7 +60,7 @@ class QwenImage(Standardized):
         return {}
 
 
-class Krea2(Standardized):
+class Krea2(Family):
     """Krea 2. A prompt is [L, 12 * 2560]: twelve layers of Qwen3-VL, without the template's first 34 tokens.
 
     The pipeline pads prompts to 512 tokens and masks the padding, here it is left away. Its guidance is

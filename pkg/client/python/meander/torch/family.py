@@ -6,6 +6,7 @@ A family is known from configuration files alone (card) until the engine gives i
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,30 @@ class Size:
     """Pixels."""
     width: int
     """Pixels."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a model is loaded: device of torch, dtype (f32, bf16, f16), and whether rows are computed one at a time.
+
+    auto is an accelerator where torch has one, else the CPU; of a dtype bf16 on an accelerator, else f32.
+    """
+
+    device: str = "auto"
+    """cpu, cuda, cuda:N, mps, xpu or auto."""
+    dtype: str = "auto"
+    encoders: str = ""
+    """The device of the text encoders; empty: the same."""
+    deterministic: bool = False
+    """Whether rows are computed one at a time: their bits do not depend on each other."""
+    threads: int = 0
+    """Threads of torch on the CPU; 0: torch decides."""
+    max_rows: int = 64
+    """Rows of a call at most."""
+    compile: bool = False
+    """Whether torch.compile compiles the networks."""
+    vae_tiling: bool = False
+    """Whether the VAE decodes and encodes in tiles."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +175,10 @@ class Family:
 
     def pixels_per_latent(self) -> int:
         """Pixels of a side in a row of the latent grid."""
-        channels = self.vae_config.get("block_out_channels", [0] * 4)
-        if not channels:
+        if self.vae_config.get("block_out_channels") == []:
             raise ValueError("block_out_channels: []; must have numbers")
-        return 2 ** (len(channels) - 1)
+        steps = self.vae_config.get("temperal_downsample", [0] * 3)
+        return int(2 ** len(self.vae_config.get("block_out_channels", [0, *steps])[1:]))
 
     def width(self) -> int:
         """Channels of a token of prompt_embeds."""
@@ -167,12 +192,25 @@ class Family:
         """Height and width of the pipeline's call."""
         return 128 * self.scale, 128 * self.scale
 
+    def default_frames(self) -> int:
+        """Frames of it; 1 of an image."""
+        return 1
+
+    def default_fps(self) -> float:
+        """Frames of it in a second; 0 of an image."""
+        return 0.0
+
+    def size(self) -> Size:
+        """The default size, of meander.json or the pipeline."""
+        s, (height, width), frames = self.settings, self.default_size(), self.default_frames()
+        return Size(int(s.get("frames", frames)), int(s.get("height", height)), int(s.get("width", width)))
+
     def card(self) -> dict[str, Any]:
         """What a host must know, from configuration files alone; the protocol names the keys.
 
         true_cfg_scale is meander's: a velocity is neg + g (pos - neg), without guidance for g of at most 1.
         """
-        s, (height, width) = self.settings, self.default_size()
+        s = self.settings
         dynamic = bool(self.scheduler_config.get("use_dynamic_shifting"))
         return {
             "class": self.folder.class_name,
@@ -183,12 +221,8 @@ class Family:
                 "scale": self.scale,
                 "temporal": self.temporal,
             },
-            "size": {
-                "frames": int(s.get("frames", 1)),
-                "height": int(s.get("height", height)),
-                "width": int(s.get("width", width)),
-            },
-            "fps": float(s.get("fps", 0.0)),
+            "size": vars(self.size()).copy(),
+            "fps": float(s.get("fps", self.default_fps())),
             "steps": int(s.get("num_inference_steps", self.steps)),
             "true_cfg_scale": float(s.get("true_cfg_scale", self.true_cfg_scale)),
             "guidance": float(s.get("guidance_scale", self.guidance)) if self.takes_guidance() else 0.0,
@@ -246,6 +280,11 @@ class Family:
             raise Fault(
                 "config", f"model_index.json: {part}: {named or 'none'}; must be {name} for {self.folder.class_name}"
             )
+        cls = getattr(importlib.import_module(library), name, None)
+        if not isinstance(cls, type):
+            raise Fault("config", f"model_index.json: {part}: {name}; no class of {library}: try the newest")
+        if not hasattr(cls, "forward"):  # a processor
+            return 0
         if quantized := self.folder.read(part, "config.json").get("quantization_config"):
             method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else "?"
             raise Fault(
@@ -253,7 +292,8 @@ class Family:
                 f"{part}/config.json: quantization_config: {method:.40}; must be none: quantized weights are not "
                 "computed, take the folder in bf16",
             )
-        return self.folder.check_weights(part, "transformers" if library == "transformers" else "diffusers")
+        of_diffusers = issubclass(cls, importlib.import_module("diffusers").ModelMixin)
+        return self.folder.check_weights(part, "diffusers" if of_diffusers else "transformers")
 
     def load_part(self, part: str, dtype: torch.dtype) -> torch.nn.Module:
         """Returns a network of the folder in a dtype, on the CPU and without gradients, by the class of parts alone.
@@ -307,6 +347,35 @@ class Family:
             return cls.from_pretrained(str(self.folder.path / part), local_files_only=True)
         except Exception as e:  # of any kind, by what is wrong with which file
             raise Fault("config", f"{part}: cannot be read: {first_sentence(e)}; copy the folder again") from e
+
+    def load_parts(self, dtype: torch.dtype, say: Callable[[str], None], to: Callable[[str], Any]) -> dict[str, Any]:
+        """Returns the networks of the folder, each on the device that to says. Fault of class config."""
+        sizes, done, parts = self.check(), 0, dict[str, Any]()
+        for part, size in sizes.items():
+            if size:
+                say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
+                parts[part] = self.load_part(part, dtype).to(to(part))
+                done += size
+        return parts
+
+    def load(
+        self, dtype: torch.dtype, device: Any, say: Callable[[str], None], encoders: Any = None, networks: str = ""
+    ) -> Any:
+        """Returns the pipeline on a device, its text encoders and networks on others where given, each part by the
+        class of parts alone. Fault of class config: a part that cannot be read."""
+        say("importing diffusers and transformers")
+        diffusers, transformers = (importlib.import_module(name) for name in ("diffusers", "transformers"))
+        parts = self.load_parts(dtype, say, lambda part: encoders if part.startswith("text_encoder") else device)
+        for part in self.tokenizers:
+            name = self.folder.named_class(part)
+            # Of a processor, which takes images too, the tokenizer is enough.
+            generic = name.endswith("Processor") or self.folder.splits_bytes_for_llama(part)
+            cls = None if generic else getattr(transformers, name, None)
+            parts[part] = self.load_tokenizer(part, cls) if name else None
+        parts |= {name: self.folder.index.get(name) for name in self.pipeline_settings}
+        # The host steps; the scheduler of the pipeline is never asked.
+        scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+        return getattr(diffusers, self.folder.class_name)(scheduler=scheduler, **parts)
 
     # What the loaded pipeline computes.
 
@@ -397,50 +466,33 @@ class Family:
         return embeds.to(self.device, self.dtype), None if mask.all() else mask.to(self.device)
 
     def decode(self, x: torch.Tensor, size: Size) -> torch.Tensor:
-        """Returns pixels [F, 3, H, W] in about -1..1 of latents x f32 [1, S, C]."""
-        z = self.scale_back(self.grid_of(x, size).to(self.vae.dtype))
+        """Returns pixels [F, 3, H, W] in about -1..1 of latents x f32 [1, S, C].
+
+        A VAE of videos computes frame after frame, with what it keeps of the frames before in itself: one call at a
+        time.
+        """
+        z = self.grid_of(x, size).to(self.vae.dtype)
+        shift, factor = self._statistics(z)
+        z = z / factor + shift
+        if self._of_videos():
+            return self.vae.decode(z, return_dict=False)[0][0].transpose(0, 1)
         return self.vae.decode(z[:, :, 0], return_dict=False)[0]
 
     def encode_media(self, media: torch.Tensor, size: Size) -> torch.Tensor:
         """Returns latents [1, S, C] of pixels f32 [F, 3, H, W] in -1..1: the mean of the VAE's distribution."""
-        z = self.vae.encode(media.to(self.vae.dtype)).latent_dist.mode()
-        return pack(self.scale_in(z[:, :, None]).float(), self.patch)
+        media = media.to(self.vae.dtype)
+        z = self.vae.encode(media.transpose(0, 1)[None] if self._of_videos() else media).latent_dist.mode()
+        z = z if self._of_videos() else z[:, :, None]
+        shift, factor = self._statistics(z)
+        return pack(((z - shift) * factor).float(), self.patch)
 
-    def scale_in(self, z: torch.Tensor) -> torch.Tensor:
-        """Latents of the VAE as the network sees them."""
-        return (z - (self.vae.config.shift_factor or 0.0)) * self.vae.config.scaling_factor
+    def _of_videos(self) -> bool:
+        """Whether the VAE takes videos, [n, c, F, H, W]: its latents have mean 0 and deviation 1 in each channel."""
+        return hasattr(self.vae.config, "temperal_downsample")
 
-    def scale_back(self, z: torch.Tensor) -> torch.Tensor:
-        """The inverse of scale_in."""
-        return z / self.vae.config.scaling_factor + (self.vae.config.shift_factor or 0.0)
-
-
-class Standardized(Family):
-    """Families whose VAE takes videos, [n, c, F, H, W]: their latents have mean 0 and deviation 1 in each channel.
-
-    The VAE computes frame after frame, with what it keeps of the frames before in itself: one call at a time.
-    """
-
-    def pixels_per_latent(self) -> int:
-        return int(2 ** len(self.vae_config.get("temperal_downsample", [0] * 3)))
-
-    def decode(self, x, size):  # type: ignore[no-untyped-def]
-        z = self.scale_back(self.grid_of(x, size).to(self.vae.dtype))
-        return self.vae.decode(z, return_dict=False)[0][0].transpose(0, 1)
-
-    def encode_media(self, media, size):  # type: ignore[no-untyped-def]
-        z = self.vae.encode(media.to(self.vae.dtype).transpose(0, 1)[None]).latent_dist.mode()
-        return pack(self.scale_in(z).float(), self.patch)
-
-    def scale_in(self, z):  # type: ignore[no-untyped-def]
-        mean, inverse = self._statistics(z)
-        return (z - mean) * inverse
-
-    def scale_back(self, z):  # type: ignore[no-untyped-def]
-        mean, inverse = self._statistics(z)
-        return z / inverse + mean
-
-    def _statistics(self, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and inverse deviation of the VAE's channels, as the pipelines round them."""
+    def _statistics(self, z: torch.Tensor) -> tuple[Any, Any]:
+        """What is taken from latents of the VAE, and what they are then multiplied by, as the pipelines round them."""
         c = self.vae.config
+        if not self._of_videos():
+            return c.shift_factor or 0.0, c.scaling_factor
         return z.new_tensor(c.latents_mean).view(1, -1, 1, 1, 1), 1.0 / z.new_tensor(c.latents_std).view(1, -1, 1, 1, 1)

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from .engine import Engine, Settings, is_out_of_memory
+from .engine import Engine, is_out_of_memory
 from .families import QwenImage
+from .family import Settings
 from .faults import Fault, first_sentence
 from .folder import Folder
 from .weights import Weights, add_products

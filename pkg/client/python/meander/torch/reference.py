@@ -14,7 +14,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .family import Family, Size
+    from .sessions import PipelineEngine
 
 SOLVERS = {"UniPCMultistepScheduler": "unipc", "DPMSolverMultistepScheduler": "dpm"}
 """The solvers of meander that integrate as a scheduler does, by its class; all others are Euler's."""
@@ -54,38 +58,29 @@ def _reference(a: argparse.Namespace) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     from . import families
-    from .engine import DTYPES, Settings, find_device, make_engine
-    from .family import Size
+    from .family import Settings, Size
+    from .faults import Fault
     from .folder import Folder
-    from .sessions import media_of
+    from .sessions import PipelineEngine, media_of
     from .whole import Pipeline
 
     family = families.find(Folder(a.model), a.generic, a.trust_class, a.family)
     family.check()
-    if isinstance(family, Pipeline):
-        engine = make_engine(family, Settings(a.device, a.dtype))
+    whole = family if isinstance(family, Pipeline) else Pipeline(family.folder, True)
+    engine = PipelineEngine(whole, Settings(a.device, a.dtype))
+    if whole is family:
         engine.within(engine.check_decoder)
-        pipe, device, dtype = family.pipe, engine.device, engine.dtype
-    else:
-        device = find_device(a.device)
-        dtype = a.dtype if a.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
-        pipe = Pipeline(family.folder, True).load(DTYPES[dtype], device, lambda detail: None)
-    card = family.card()
+    pipe, card = whole.pipe, family.card()
     size = Size(*(getattr(a, n) or card["size"][n] for n in ("frames", "height", "width")))
     steps = a.steps or card["steps"]
     guidance = card["true_cfg_scale"] if a.guidance is None else a.guidance
     shape = family.latent_shape(size)
-    if isinstance(family, Pipeline):
-        call = _whole_call(engine, card, size, steps, guidance, a)
-    else:
-        call = _call(pipe, family, card, size, steps, guidance, a)
+    call = _call(engine, family, size, steps, guidance, a)
     taken = _Taken(pipe.scheduler)
     with torch.no_grad():
         result = pipe(**call)
     states, scheduler = taken.states, pipe.scheduler
     if len(taken.timesteps) != steps:
-        from .faults import Fault
-
         raise Fault("config", f"{type(pipe).__name__}: {len(taken.timesteps)} steps of its scheduler; must be {steps}")
     canonical = importlib.import_module("meander.torch.canonical")
     grid = canonical.Grid(scheduler, torch.tensor(taken.timesteps))
@@ -96,11 +91,11 @@ def _reference(a: argparse.Namespace) -> dict[str, Any]:
     tensors |= {"sigmas": torch.tensor(grid.sigmas), "timesteps": torch.tensor(taken.timesteps)}
     tensors |= {name: torch.from_numpy(values.copy()) for name, values in media if name == "media"}
     save_file({k: v.float().contiguous() if k != "media" else v for k, v in tensors.items()}, a.out)
-    name, notes = type(scheduler).__name__, family.notes if isinstance(family, Pipeline) else []
+    name, notes = type(scheduler).__name__, whole.notes if whole is family else []
     return {
         "class": type(pipe).__name__, "scheduler": name, "note": "; ".join(notes), "steps": steps, "guidance": guidance,
         "solver": "euler" if scheduler.config.get("solver_order") == 1 else SOLVERS.get(name, "euler"),
-        "dtype": dtype, "device": str(device),
+        "dtype": engine.dtype, "device": str(engine.device),
         "versions": {n: importlib.import_module(n).__version__ for n in ("diffusers", "torch", "transformers")},
         "whole_timesteps": grid.kind == "flow" and not scheduler.timesteps.is_floating_point(), **vars(size),
     }  # fmt: skip
@@ -136,48 +131,26 @@ def _packed(x: Any, family: Any, shape: tuple[int, int]) -> Any:
 
 
 def _call(
-    pipe: Any, family: Any, card: dict[str, Any], size: Any, steps: int, guidance: float, a: argparse.Namespace
+    engine: PipelineEngine, family: Family, size: Size, steps: int, guidance: float, a: argparse.Namespace
 ) -> dict[str, Any]:
     """The arguments of the pipeline that are those of a prompt of meander."""
-    import torch
-
-    if a.set:
-        from .faults import Fault
-
-        raise Fault("prompt", f"--set {a.set[0]}: this network takes no arguments; --generic computes its whole pipeline")
-    takes = inspect.signature(inspect.unwrap(type(pipe).__call__)).parameters
-    call: dict[str, Any] = {
-        "prompt": a.prompt, "height": size.height, "width": size.width, "num_inference_steps": steps,
-        "generator": torch.Generator("cpu").manual_seed(a.seed), "output_type": "np", "num_frames": size.frames,
-    }  # fmt: skip
-    negative = card["negative_prompt"] if a.negative_prompt is None else a.negative_prompt
-    name = "guidance_scale"
-    if "true_cfg_scale" in takes:
-        name = "true_cfg_scale"
-        call[name] = guidance
-        if card["guidance"]:
-            call["guidance_scale"] = card["guidance"]
-    elif family.takes_guidance():
-        call[name] = card["guidance"]
-    else:  # meander's 1 is without guidance; some count from 0
-        default = takes[name].default if name in takes else 0.0
-        call[name] = guidance - (family.true_cfg_scale - float(default))
-    if guidance > 1:
-        call["negative_prompt"] = negative
-    pipe.set_progress_bar_config(disable=True)
-    return {k: v for k, v in call.items() if k in takes}
-
-
-def _whole_call(
-    engine: Any, card: dict[str, Any], size: Any, steps: int, guidance: float, a: argparse.Namespace
-) -> dict[str, Any]:
-    """The arguments with which a worker calls the pipeline for a prompt of meander."""
     import torch
     from PIL import Image
 
     from .faults import Fault
     from .sessions import READ
 
+    own, card = family.card(), engine.family.card()
+    arguments: dict[str, Any] = {} if a.negative_prompt is None else {"negative_prompt": a.negative_prompt}
+    if family is not engine.family:
+        if a.set:
+            must = "this network takes no arguments; --generic computes its whole pipeline"
+            raise Fault("prompt", f"--set {a.set[0]}: {must}")
+        arguments = {"negative_prompt": own["negative_prompt"], **arguments} if guidance > 1 else {}
+        arguments |= {"guidance_scale": own["guidance"]} if own["guidance"] else {}
+        # meander's 1 is without guidance; some count from 0
+        takes = engine.family.takes_guidance()
+        guidance -= family.true_cfg_scale - engine.family.default_scale() if takes else guidance
     given, masks = dict[str, list[str]](), [c["name"] for c in card["pipeline"]["conditions"] if c["type"] == "mask"]
     for text in a.condition:
         name, _, file = text.partition("=")
@@ -185,7 +158,6 @@ def _whole_call(
             digest = engine.loaded.condition(image.convert("L" if name in masks else "RGB"))
         given.setdefault(name, []).append(digest)
     types = {x["name"]: x["type"] for x in card["pipeline"]["arguments"]}
-    arguments: dict[str, Any] = {} if a.negative_prompt is None else {"negative_prompt": a.negative_prompt}
     for name, _, text in (x.partition("=") for x in a.set):
         try:
             arguments[name] = READ[types.get(name, "text")](text)

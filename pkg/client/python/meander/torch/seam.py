@@ -13,106 +13,24 @@ import copy
 import functools
 import hashlib
 import importlib
-import importlib.util
 import inspect
-import queue
+import itertools
 import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+import greenlet
 import numpy as np
 import torch
+from torch.utils import _pytree as trees
 
 from . import encoding, together
 from .together import Call
 from .whole import COUNTS
 
 _SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
-"""The session whose pipeline runs here: threads and greenlets have contexts of their own."""
-
-
-class Cancelled(BaseException):
-    """Raised within a parked pipeline that is given up."""
-
-
-class _Thread:
-    """A function in a thread of its own, which runs only while its host waits in resume."""
-
-    def __init__(self, run: Callable[[], Any]):
-        self._run = run
-        self._in: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._out: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._started, self.ended = False, False
-
-    def resume(self, value: Any) -> tuple[str, Any]:
-        """Goes on with a value until the function parks, ("parked", what), or ends: ("ended", result)."""
-        if self._started:
-            self._in.put(value)
-        else:
-            self._started = True
-            threading.Thread(target=self._main, daemon=True).start()
-        kind, what = self._out.get()
-        self.ended = kind != "parked"
-        if kind == "raised":
-            raise what
-        return kind, what
-
-    def park(self, what: Any) -> Any:
-        """Within the function: hands over what, and returns the next value of resume."""
-        self._out.put(("parked", what))
-        value = self._in.get()
-        if value is Cancelled:
-            raise Cancelled
-        return value
-
-    def cancel(self) -> None:
-        """Ends the function at the line where it is parked."""
-        if self._started and not self.ended:
-            self._in.put(Cancelled)
-            self._out.get()
-        self.ended = True
-
-    def _main(self) -> None:
-        try:
-            self._out.put(("ended", self._run()))
-        except BaseException as e:
-            self._out.put(("ended", None) if isinstance(e, Cancelled) else ("raised", e))
-
-
-class _Greenlet:
-    """The same in a greenlet, which costs a tenth of a thread's switches."""
-
-    def __init__(self, run: Callable[[], Any]):
-        self._g = importlib.import_module("greenlet")
-        self._run, self.ended = run, False
-        self._let: Any = None
-
-    def resume(self, value: Any) -> tuple[str, Any]:
-        here = self._g.getcurrent()
-        if self._let is None:
-            self._let, value = self._g.greenlet(lambda _: ("ended", self._run())), None
-        self._let.parent = here
-        try:
-            out: tuple[str, Any] = self._let.switch(value)
-        except BaseException:
-            self.ended = True
-            raise
-        self.ended = out[0] == "ended"
-        return out
-
-    def park(self, what: Any) -> Any:
-        return self._g.getcurrent().parent.switch(("parked", what))
-
-    def cancel(self) -> None:
-        if self._let is not None and not self.ended:
-            self._let.parent = self._g.getcurrent()
-            try:
-                self._let.throw(Cancelled)
-            except Cancelled:
-                pass
-        self.ended = True
+"""The session whose pipeline runs here: greenlets have contexts of their own."""
 
 
 class Turns(torch.Tensor):
@@ -181,61 +99,30 @@ class Ghost:
         setattr(self._network, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key = (id(self._network), _shape(args), _shape(kwargs))
-        self._session.calls += 1
-        if self._session.unread and key in self._shapes:
-            return _each(self._shapes[key], _Like, lambda v: v.full(0))
+        key = id(self._network), repr(trees.tree_map(_known, (args, kwargs)))
         like = self._shapes.get(key)
+        self._session.calls += 1
+        if self._session.unread and like is not None:
+            return _full(like, 0)
         if self._session.joint:
             out = self._session._park("network", (self._network, args, kwargs), like)
         else:
             out = self._network(*args, **kwargs)
-        if like is None:
-            self._shapes[key] = _each(out, torch.Tensor, _Like)
+        if like is None:  # of each tensor one number, with its shape
+            self._shapes[key] = trees.tree_map_only(torch.Tensor, lambda t: t.new_zeros(()).expand(t.shape), out)
         return out
 
 
-class _Like:
-    """Where a tensor was: its shape, dtype and device."""
-
-    def __init__(self, t: torch.Tensor):
-        self.shape, self.dtype, self.device = t.shape, t.dtype, t.device
-
-    def full(self, value: float) -> torch.Tensor:
-        """One like it, of one value."""
-        return torch.full(self.shape, value, dtype=self.dtype, device=self.device)
-
-
-def _shape(v: Any) -> Any:
+def _known(v: Any) -> Any:
+    """What of an argument the shapes depend on."""
     if isinstance(v, torch.Tensor):
-        return (tuple(v.shape), v.dtype, v.device)
-    if isinstance(v, dict):
-        return tuple((k, _shape(x)) for k, x in v.items())
-    if isinstance(v, list | tuple):
-        return tuple(_shape(x) for x in v)
+        return v.shape, v.dtype, v.device
     return v if isinstance(v, int | str | None) else type(v)
 
 
-def _fill(v: Any, given: Any) -> None:
-    """Puts what a network gave into the tensors that its pipeline has already."""
-    if isinstance(v, torch.Tensor):
-        v.copy_(given)
-    elif isinstance(v, dict):
-        _fill([*v.values()], [*given.values()])
-    elif isinstance(v, list | tuple):
-        for one, other in zip(v, given, strict=True):
-            _fill(one, other)
-
-
-def _each(v: Any, kind: type, f: Callable[[Any], Any]) -> Any:
-    """v with f of each value of a kind in it."""
-    if isinstance(v, kind):
-        return f(v)
-    if isinstance(v, dict):
-        return type(v)(**{k: _each(x, kind, f) for k, x in v.items()})
-    if isinstance(v, list | tuple):
-        return type(v)(_each(x, kind, f) for x in v)
-    return v
+def _full(like: Any, value: float) -> Any:
+    """Tensors as others are, of one value."""
+    return trees.tree_map_only(torch.Tensor, lambda t: torch.full_like(t, value), like)
 
 
 class Memo:
@@ -248,29 +135,29 @@ class Memo:
         self.cut: list[encoding.Cut] = []
         """The prompts that were cut in what was given since this was cleared."""
         self._kept: OrderedDict[str, Any] = OrderedDict()
-        self._axes: dict[str, Any] = {}  # where what a method gives has samples; False: it is not known
+        self._layouts: dict[str, together.Layout | None] = {}  # of what methods give; None: it is not known
 
     def of(self, pipe: Any, name: str, part: str = "") -> Callable[..., Any]:
         """The method of a pipeline, or of a part of it, which remembers."""
         method, key = getattr(pipe, name), f"{part}.{name}"
         signature = inspect.signature(method)
 
-        def once(given: inspect.BoundArguments) -> Any:
-            return self._once(pipe, key, method, given.args, given.kwargs)
-
         @functools.wraps(method)
         def remembered(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs)
             count = next((c for c in COUNTS if (given.arguments.get(c) or 1) > 1), "")
-            if not count or self._axes.get(key) is False or _generators(args, kwargs):
-                return once(given)
-            several, given.arguments[count] = given.arguments[count], 1
-            alone = once(given)
-            if key not in self._axes:
-                given.arguments[count] = 2
-                self._axes[key] = together.repeated(alone, once(given))
-                return remembered(*args, **kwargs)
-            return together.joined([alone] * several, self._axes[key])
+            if not count or _generators(args, kwargs):
+                return self._once(pipe, key, method, args, kwargs)
+
+            def of(n: int) -> Any:
+                given.arguments[count] = n
+                return self._once(pipe, key, method, given.args, given.kwargs)
+
+            several = given.arguments[count]
+            if key not in self._layouts:
+                self._layouts[key] = together.repeated(of(1), of(2))
+            layout = self._layouts[key]
+            return layout.join([of(1)] * several) if layout else of(several)
 
         return remembered
 
@@ -318,13 +205,9 @@ def digest(v: Any) -> str:
         elif isinstance(v, torch.Generator):
             add(v.get_state())
         elif isinstance(v, torch.Tensor | np.ndarray) or hasattr(v, "tobytes"):
-            a = (
-                v.detach().cpu().contiguous().view(torch.uint8).numpy()
-                if isinstance(v, torch.Tensor) and v.ndim
-                else np.asarray(v)
-            )
             add([str(getattr(v, "dtype", getattr(v, "mode", ""))), list(getattr(v, "shape", getattr(v, "size", ())))])
             add(v.stride() if isinstance(v, torch.Tensor) else ())  # by which kernels round
+            a = v.detach().cpu().reshape(-1).view(torch.uint8) if isinstance(v, torch.Tensor) else v
             h.update(np.ascontiguousarray(a).tobytes())
         else:
             text = repr(float(v) if isinstance(v, float) else v).encode()
@@ -335,15 +218,7 @@ def digest(v: Any) -> str:
 
 
 _IN_THE_LOOP = ("transformer", "unet", "controlnet", "prior", "dit", "decoder", "adapter", "guidance")
-_ENCODERS = (
-    "encode_prompt",
-    "_encode_prompt",
-    "encode_image",
-    "_encode_image",
-    "_encode_vae_image",
-    "encode_vae_image",
-    "rewire_prompt",
-)
+_ENCODERS = ("rewire_prompt", *(f"{_}encode_{of}" for _ in ("", "_") for of in ("prompt", "image", "vae_image")))
 
 
 class Session:
@@ -361,23 +236,19 @@ class Session:
         memo: Memo | None = None, first: bool = True,
     ):  # fmt: skip
         self.pipe, self._call, self._grad, self._first = copy.copy(pipe), call, grad, first
-        self.unread, self.at, self.index, self.turns = False, "new", 0, 0
-        """Whether this turn is not read; new, turn, network, step, done or failed; the index of the turn, and their
-        count."""
-        self.joint = False
-        """Whether the host computes the networks of this turn."""
+        self.at = "new"
+        """new, turn, network, step, done or failed."""
+        self.unread, self.joint, self.index, self.turns = False, False, 0, 0
+        """Of this turn: whether it is not read, whether the host computes its networks, its index; and their count."""
         self.calls = self.usual = 0
         """Calls of networks in this turn, and in the first."""
-        self.states: list[torch.Tensor] = []
-        """The states that the pipeline had in its last turn, one for each track."""
-        self.schedulers: list[Any] = []
-        """The schedulers that stepped them."""
+        self.states, self.schedulers = list[torch.Tensor](), list[Any]()
+        """The states that the pipeline had in its last turn, one for each track, and what stepped them."""
         self.loop = torch.empty(0)
         """The timesteps of the loop."""
         self.encoded = dict[str, torch.Tensor]()
         """What the texts are encoded to, by the pipeline's names."""
-        self._planned_: dict[int, Any] = {}
-        self._at: dict[int, int] = {}
+        self._places = dict[Any, int]()  # of each scheduler that has a plan, in that
         own = vars(self.pipe)
         for name, part in pipe.components.items():
             if hasattr(part, "set_timesteps") and hasattr(part, "step"):
@@ -399,13 +270,13 @@ class Session:
         if hasattr(self.pipe, "encode_prompt"):
             own["encode_prompt"] = encoding.noting(self.pipe.encode_prompt, self._body, self.encoded)
         self._body.__globals__["enumerate"] = _enumerate
-        self._parked = (_Greenlet if importlib.util.find_spec("greenlet") else _Thread)(self._main)
+        self._parked = greenlet.greenlet(self._main)
 
     # The host's side.
 
     def begin(self) -> torch.Tensor:
         """Runs the pipeline to its loop, and returns the timesteps of that."""
-        self._resume_seeded(None)
+        self._resume_seeded()
         if self.at != "turn":
             raise ValueError(f"{type(self.pipe).__name__}: ends without a loop over timesteps")
         return self.loop
@@ -424,154 +295,142 @@ class Session:
         """
         for hasty in (True, False) if ahead and joint and self.usual > 1 else (False,):
             self.place(states, after)
-            self._aim(t, k, sigma)
-            outputs: list[torch.Tensor] = []
-            given, self.joint, waiting = t, joint, list[tuple[Call, Any]]()
+            outputs, waiting = list[torch.Tensor](), list[tuple[Call, Any]]()
+            self.joint = joint
             try:
-                while len(outputs) < len(states):
-                    self._resume(given)
+                self._begin_turn(t, k, sigma)
+                while True:
                     while self.at == "network":
                         call, like = self._asked
                         if hasty and like is not None and self.calls < self.usual:
-                            waiting.append((call, _each(like, _Like, lambda v: v.full(torch.nan))))
+                            waiting.append((call, _full(like, torch.nan)))
                             self._resume(waiting[-1][1])
                             continue
                         *before, last = yield [*(call for call, _ in waiting), call]
                         for (_, held), out in zip(waiting, before, strict=True):
-                            _fill(held, out)
+                            trees.tree_map_(lambda v, given: v.copy_(given) if torch.is_tensor(v) else v, held, out)
                         waiting = []
                         self._resume(last)
-                    if self.at != "step":
-                        raise ValueError(
-                            f"{type(self.pipe).__name__}: {len(outputs)} steps in a turn; must be {len(states)}"
-                        )
-                    self._see(len(outputs))
-                    outputs.append(self._asked[1])
-                    given = self._asked[2]
+                    outputs.append(self._see(len(outputs)))
+                    if len(outputs) == len(states):
+                        break
+                    self._resume(self.states[-1])
             finally:
                 self.joint = False
             if not waiting and not (hasty and any(bool(out.isnan().any()) for out in outputs)):
                 break
         return outputs
 
-    def evaluate_first(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the output of the first turn at the state that the pipeline itself begins with, and that."""
-        self._ask(self.loop[0], 0)
-        return self._asked[1], self._asked[2]
-
     def place(self, states: list[torch.Tensor], after: int | None = None) -> None:
         """Has the pipeline hold states at the beginning of a turn."""
         if self.at == "step" and len(states) == 1 and after in (None, self.index):
             self._resume(states[0])
             return
-        self._finish()
+        while self.at == "step":
+            self._resume(self._asked[2])  # as it was
         if not self.turns:
-            self._turn(self.loop[0], 0, states, unread=not self._first)
+            self._turn(0, states, unread=not self._first)
             if after in (None, 0):
                 return
-        at = 0 if after is None else after
-        self._turn(self.loop[max(at, 0)], at, states, unread=True)
+        self._turn(after or 0, states, unread=True)
 
     def end(self, states: list[torch.Tensor]) -> Any:
         """Ends the loop with states, and returns what the pipeline makes of them."""
         self.place(states, len(self.loop) - 1)
-        self._resume_seeded(None)
+        self._resume_seeded()
         if self.at != "done":
             raise ValueError(f"{type(self.pipe).__name__}: another loop follows the first; must be one")
         return self.result
 
-    def _resume_seeded(self, value: Any) -> None:
-        """Resumes a pipeline that may draw noise of torch's default generator, to encode conditions or in its decoder:
-        it is the same for all sessions."""
-        device = self.pipe.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
-            torch.manual_seed(0)
-            self._resume(value)
-
     def cancel(self) -> None:
-        """Gives the session up."""
-        self._parked.cancel()
+        """Gives the session up: the pipeline ends at the line where it is parked."""
+        if self._parked:
+            self._parked.parent = greenlet.getcurrent()
+            self._parked.throw()
         self.at = "done"
 
-    def _turn(self, t: torch.Tensor, k: int, states: list[torch.Tensor] | None, unread: bool) -> None:
-        """One whole turn; its states become those given, None: stay."""
-        self.unread = unread
+    def first_states(self) -> list[torch.Tensor]:
+        """The states that the pipeline itself begins with."""
+        if not self.turns:
+            self._turn(0, None, unread=not self._first)
+        return self.states
+
+    def first_output(self) -> torch.Tensor:
+        """The output of the first turn at the first of them."""
+        self._begin_turn(self.loop[0], 0)
+        return self._see(0)
+
+    def states_by_own_steps(self) -> list[torch.Tensor]:
+        """Runs the loop with the steps of the pipeline's own schedulers, and returns the last states."""
+        out: list[torch.Tensor] = []
+        for k, t in enumerate(self.loop):
+            self._begin_turn(t, k)
+            out = []
+            while not out or self.at == "step":
+                output = self._see(len(out))
+                scheduler, x = self.schedulers[-1], self.states[-1]
+                out.append(type(scheduler).base.step(scheduler, output, t, x, return_dict=False)[0])
+                self._resume(out[-1])
+        return out
+
+    def _turn(self, k: int, states: list[torch.Tensor] | None, unread: bool) -> None:
+        """One whole turn, -1 before the first; its states become those given, None: stay."""
+        self.unread, part = unread, 0
         try:
-            self._ask(t, k)
-            part = 0
-            while self.at == "step":
+            self._begin_turn(self.loop[max(k, 0)], k)
+            while not part or self.at == "step":
                 self._see(part)
                 if states is not None and part >= len(states):
                     raise ValueError(f"{type(self.pipe).__name__}: more than {len(states)} steps in a turn")
-                self._resume(self._asked[2] if states is None else states[part])
+                self._resume(self.states[-1] if states is None else states[part])
                 part += 1
         finally:
             self.unread = False
         self.usual = self.usual or self.calls
 
-    def first_states(self) -> list[torch.Tensor]:
-        """The states that the pipeline itself begins with."""
-        if not self.turns:
-            self._turn(self.loop[0], 0, None, unread=not self._first)
-        return self.states
-
-    def states_by_own_steps(self) -> list[torch.Tensor]:
-        """Runs the loop with the steps of the pipeline's own schedulers, and returns the last states."""
-        self._finish()
-        out: list[torch.Tensor] = []
-        for k, t in enumerate(self.loop):
-            self._ask(t, k)
-            out = []
-            while self.at == "step":
-                self._see(len(out))
-                scheduler, output, x = self._asked
-                out.append(type(scheduler).base.step(scheduler, output, t, x, return_dict=False)[0])
-                self._resume(out[-1])
-        return out
-
-    def _finish(self) -> None:
-        while self.at == "step":
-            self._resume(self._asked[2])
-
-    def _see(self, part: int) -> None:
-        """Notes the state and the scheduler of a step."""
-        del self.states[part:], self.schedulers[part:]
-        self.schedulers.append(self._asked[0])
-        self.states.append(self._asked[2])
-
-    def _aim(self, t: torch.Tensor, k: int, sigma: float | None = None) -> None:
+    def _begin_turn(self, t: torch.Tensor, k: int, sigma: float | None = None) -> None:
+        """Resumes the loop with a timestep and an index, for which its schedulers are placed: those that scale the
+        input of the network look their index up once, and then count."""
         self.turns, self.index, self.calls = self.turns + 1, k, 0
-        for scheduler in self._planned_.values():
-            self._locate(scheduler, t)
+        for scheduler in self._places:
+            table = scheduler.timesteps.as_subclass(torch.Tensor).double().cpu()
+            at = int((table - t.double().cpu().flatten()[0]).abs().argmin()) if k >= 0 else -1
+            self._places[scheduler] = at
+            if hasattr(scheduler, "_step_index"):
+                scheduler._step_index = at
             if sigma is not None:
                 scheduler.sigmas = scheduler.sigmas.clone()
-                scheduler.sigmas[self._at[id(scheduler)]] = sigma
-
-    def _ask(self, t: torch.Tensor, k: int) -> None:
-        self._aim(t, k)
+                scheduler.sigmas[at] = sigma
         self._resume(t)
-        if self.at != "step":
-            raise ValueError(f"{type(self.pipe).__name__}: a turn without a step of a scheduler")
-        self._see(0)
 
-    def _locate(self, scheduler: Any, t: torch.Tensor) -> None:
-        """Schedulers that scale the input of the network look their index up once, and then count."""
-        table = scheduler.timesteps.as_subclass(torch.Tensor).double().cpu()
-        at = int((table - t.double().cpu().flatten()[0]).abs().argmin()) if self.index >= 0 else -1
-        self._at[id(scheduler)] = at
-        if hasattr(scheduler, "_step_index"):
-            scheduler._step_index = at
+    def _see(self, part: int) -> torch.Tensor:
+        """Notes the state and the scheduler of a step, and returns what it is given."""
+        if self.at != "step":
+            name = type(self.pipe).__name__
+            raise ValueError(f"{name}: {part} steps of a scheduler in a turn; must be {part + 1} or more")
+        self.schedulers[part:], output, self.states[part:] = [self._asked[0]], self._asked[1], [self._asked[2]]
+        return output
+
+    def _resume_seeded(self) -> None:
+        """Resumes a pipeline that may draw noise of torch's default generator, to encode conditions or in its decoder:
+        it is the same for all sessions."""
+        device = self.pipe.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
+            torch.manual_seed(0)
+            self._resume(None)
 
     def _resume(self, value: Any) -> None:
+        """Goes on with a value until the pipeline parks, or ends."""
         grad = torch.is_grad_enabled()  # the mode of a thread, which greenlets share
+        self._parked.parent = greenlet.getcurrent()
         try:
-            kind, what = self._parked.resume(value)
+            what = self._parked.switch(value)
         except BaseException:
             self.at = "failed"
             raise
         finally:
             torch.set_grad_enabled(grad)
-        if kind == "ended":
+        if self._parked.dead:
             self.at, self.result = "done", what
         else:
             self.at, *self._asked = what
@@ -585,7 +444,7 @@ class Session:
         of_pipeline = "/schedulers/" not in file and "/diffusers/" in file or file == self._body.__code__.co_filename
         return "/tqdm/" in file or of_pipeline and not code.co_name.startswith("<")
 
-    def _main(self) -> Any:
+    def _main(self, _: None) -> Any:
         _SESSION.set(self)
         if (device := self.pipe.device).type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # a thread begins with the first
@@ -593,13 +452,14 @@ class Session:
         return self._body(self.pipe, **self._call)
 
     def _park(self, *what: Any) -> Any:
-        answer = self._parked.park(what)
+        """Hands over what it waits for, and returns what it is given."""
+        answer = self._parked.parent.switch(what)
         torch.set_grad_enabled(self._grad and what[0] != "step" and not self.unread)
         return answer
 
     def _planned(self, scheduler: Any) -> None:
         scheduler.timesteps = scheduler.timesteps.as_subclass(Turns)
-        self._planned_[id(scheduler)] = scheduler
+        self._places[scheduler] = 0
 
     def _turns(self, timesteps: torch.Tensor) -> Iterator[torch.Tensor]:
         self.loop = timesteps
@@ -611,5 +471,5 @@ class Session:
             output = output[:, : x.shape[1]]  # the rest is a learned variance
         x = self._park("step", scheduler, output, x)
         if getattr(scheduler, "_step_index", None) is not None:  # inpainting adds noise by it
-            scheduler._step_index = self._at.get(id(scheduler), self.index) + 1
+            scheduler._step_index = self._places.get(scheduler, self.index) + 1
         return x

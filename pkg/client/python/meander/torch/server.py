@@ -17,13 +17,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import PROTOCOL, schedules
-from .family import Family, Size
+from .family import Family, Settings, Size
 from .faults import Fault
 from .frames import MAX_BODY, FrameError, read_frame, tensors_of, write_frame
 
@@ -87,24 +88,8 @@ class Worker:
     state "failed".
     """
 
-    def __init__(
-        self,
-        family: Family,
-        device: str,
-        dtype: str,
-        deterministic: bool = False,
-        encoders: str = "",
-        token: str = "",
-        rows: int = 64,
-    ):
-        self.family, self.device, self.dtype, self.deterministic, self.encoders = (
-            family,
-            device,
-            dtype,
-            deterministic,
-            encoders,
-        )
-        self.token, self.rows, self.compile, self.vae_tiling = token, rows, False, False
+    def __init__(self, family: Family, settings: Settings, token: str = ""):
+        self.family, self.settings, self.token = family, settings, token
         self.engine: Engine | None = None
         self.error: Fault | None = None
         self.detail, self.import_s, self.load_s = "starting", 0.0, 0.0
@@ -136,7 +121,7 @@ class Worker:
             self.load_s = time.monotonic() - began - self.import_s
             if engine.device.type == "cuda":
                 self._gpu = "/" + torch.cuda.get_device_name(engine.device).replace(" ", "-").replace("/", "-")
-            self.device, self.dtype = str(engine.device), engine.dtype  # until now perhaps auto
+            self.settings = replace(self.settings, device=str(engine.device), dtype=engine.dtype)  # perhaps auto before
             _keep_memory()
             self._say("ready")
             self.engine = engine
@@ -188,14 +173,14 @@ class Worker:
 
     def backend(self) -> str:
         """Names what computes: torch-2.9.1/cpu/f32/diffusers-0.42.1/transformers-5.23.0/ftfy/nondeterministic."""
-        v = self.versions()
-        encoders = f"/encoders-{self.encoders}" if self.encoders and self.encoders != self.device else ""
+        v, s = self.versions(), self.settings
+        encoders = f"/encoders-{s.encoders}" if s.encoders and s.encoders != s.device else ""
         return (
-            f"torch-{v['torch'].partition('+')[0]}/{self.device.partition(':')[0]}{self._gpu}/{self.dtype}"
+            f"torch-{v['torch'].partition('+')[0]}/{s.device.partition(':')[0]}{self._gpu}/{s.dtype}"
             f"/diffusers-{v['diffusers']}/transformers-{v['transformers']}{'/ftfy' if v['ftfy'] else ''}{encoders}"
             f"{''.join(f'/{flag}' for flag in self.family.flags)}"
-            f"{'/vae-tiling' if self.vae_tiling else ''}{'/compiled' if self.compile else ''}"
-            f"/{'' if self.deterministic else 'non'}deterministic"
+            f"{'/vae-tiling' if s.vae_tiling else ''}{'/compiled' if s.compile else ''}"
+            f"/{'' if s.deterministic else 'non'}deterministic"
         )
 
     def _say(self, detail: str) -> None:
@@ -263,12 +248,12 @@ class Worker:
             "protocol": PROTOCOL,
             "class": self.family.folder.class_name,
             "card": self._card(),
-            "device": self.device,
-            "dtype": self.dtype,
+            "device": self.settings.device,
+            "dtype": self.settings.dtype,
             "backend": self.backend(),
             "fingerprint": self.family.folder.fingerprint,
             "versions": self.versions(),
-            "limits": {"body_bytes": MAX_BODY, "rows": self.rows},
+            "limits": {"body_bytes": MAX_BODY, "rows": self.settings.max_rows},
             "state": state,
             "import_s": self.import_s,
             "load_s": self.load_s,

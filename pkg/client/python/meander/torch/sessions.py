@@ -13,24 +13,12 @@ import numpy as np
 import torch
 
 from .canonical import Grid, Point
-from .engine import (
-    DTYPES,
-    Answer,
-    Engine,
-    Settings,
-    Tensors,
-    _array,
-    _prepare,
-    compile_networks,
-    find_device,
-    is_out_of_memory,
-)
-from .family import Size, pack, unpack
+from .engine import Answer, Engine, Tensors, _array, compile_networks, is_out_of_memory
+from .family import Settings, Size, pack, unpack
 from .faults import Fault, first_sentence
 from .folder import Folder
 from .seam import Memo, Session, digest
 from .together import Together, Turn
-from .weights import Weights
 from .whole import COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of
 
 _KEYS = {"prompts", "truncate", "conditions", "arguments", "frames", "height", "width", "guidance", "steps"}
@@ -201,25 +189,17 @@ class Loaded:
     def session(self, r: Recipe | dict[str, Any], n: int = 1, grad: bool = False) -> Run:
         """Begins a session of n samples of a recipe, or of the map that one is on the wire. Fault of class prompt or
         latents: the pipeline refuses it."""
-        r = r if isinstance(r, Recipe) else self.recipe(r)
-        return self._begun(r, lambda: Run(self, r, n, grad))
+        return self._begun(r if isinstance(r, Recipe) else self.recipe(r), n, grad)
 
     def encode(self, r: Recipe) -> None:
         """Encodes what a recipe has, for the sessions that follow. The same faults."""
+        self._begun(r, loop=False).session.cancel()
 
-        def begun() -> Session:
-            session = Session(self.family.pipe, self.call_of(r), shapes=self.shapes, memo=self.memo)
-            session.begin()
-            return session
-
-        self._begun(r, begun).cancel()
-
-    def _begun(self, r: Recipe, begin: Callable[[], Any]) -> Any:
-        """What begins a session of a recipe, which the pipeline may refuse. Of several encoders that read a prompt
-        CLIP's limit is none."""
+    def _begun(self, r: Recipe, n: int = 1, grad: bool = False, loop: bool = True) -> Run:
+        """A session, which the pipeline may refuse. Of several encoders that read a prompt CLIP's limit is none."""
         self.memo.cut.clear()
         try:
-            run = begin()
+            run = Run(self, r, n, grad, loop)
         except (ValueError, TypeError, AttributeError, LookupError, AssertionError, ImportError, NameError) as e:
             raise Fault("prompt", said_by(self.family.cls, e)) from e
         parts = self.family.pipe.components
@@ -230,7 +210,7 @@ class Loaded:
         cuts = [(n, most) for by, n, most in self.memo.cut if not any(by is t for t in silent)]
         n, most = max(cuts, key=lambda c: c[0] - c[1], default=(0, 0))
         if cuts and not r.truncate:
-            (run.session if isinstance(run, Run) else run).cancel()
+            run.session.cancel()
             raise Fault("prompt", f"prompt: {n} tokens; must be at most {most}, or ask for truncation")
         run.cut = n - most
         return run
@@ -251,22 +231,10 @@ def read(
     return PipelineEngine(found, Settings(device, dtype), networks=networks).loaded
 
 
-def load(
-    folder: str | Path, device: str = "auto", dtype: str = "auto", trust_class: bool = False, family: str = ""
-) -> Loaded:
-    """The same, tested. Fault of class config: it is not computed."""
-    from .admission import admit
-
-    loaded = read(folder, device, dtype, trust_class, family)
-    with torch.no_grad():
-        admit(loaded, lambda detail: None)
-    return loaded
-
-
 class Run:
-    """A session of n samples in canonical coordinates."""
+    """A session of n samples in canonical coordinates; without its loop it has encoded, and computes nothing."""
 
-    def __init__(self, of: Loaded, r: Recipe, n: int = 1, grad: bool = False):
+    def __init__(self, of: Loaded, r: Recipe, n: int, grad: bool, loop: bool):
         self.of, self.recipe, self.n, self.grad = of, r, n, grad
         if n > 1 and not any(c in of.family.call for c in COUNTS):
             raise Fault("protocol", f"rows: {n}; must be 1: {of.family.cls.__name__} makes one sample of a prompt")
@@ -274,7 +242,7 @@ class Run:
         """The tokens of its texts that are cut off."""
         self.session = Session(of.family.pipe, of.call_of(r, n), grad, of.shapes, of.memo, of.first)
         self.loop = self.session.begin()
-        self.shapes = [(s.shape, s.dtype) for s in self.session.first_states()]
+        self.shapes = [(s.shape, s.dtype) for s in (self.session.first_states() if loop else ())]
         self.grids = [Grid(s, self.loop) for s in self.session.schedulers]
 
     def velocity(self, y: torch.Tensor, sigma: float) -> torch.Tensor:
@@ -294,8 +262,6 @@ class Run:
         after = None if exact else p.k - 1
         own = None if p.on_grid else self.grids[0].own_sigma(p)
         outs = yield from self.session.evaluate(xs, p.t, p.k, after, own, joint, exact and self.of.ahead)
-        if len(outs) != len(xs):
-            raise Fault("worker", f"{self.of.family.cls.__name__}: {len(outs)} steps in a turn; must be {len(xs)}")
         vs = [g.velocity(o, x, p) for g, o, x, p in zip(self.grids, outs, xs, points, strict=True)]
         return self.joined(vs).reshape(y.shape)
 
@@ -308,7 +274,7 @@ class Run:
         session = Session(family.pipe, call, self.grad, self.of.shapes, self.of.memo)
         try:
             session.begin()
-            out, state = session.evaluate_first()
+            out, [state] = session.first_output(), session.states
             if state.shape != x.shape or not torch.allclose(state, x, 1e-4, 1e-4):
                 raise Fault("latents", f"{family.cls.__name__}: does not begin with the state that it is given")
             return grid.velocity(out, x, p)
@@ -368,24 +334,15 @@ class PipelineEngine(Engine):
     def __init__(
         self, family: Pipeline, settings: Settings, say: Callable[[str], None] = lambda detail: None, networks: str = ""
     ):
-        """Loads the folder, the networks on a device that may be another. Fault of class config: it cannot be read."""
-        self.family, self.settings = family, settings
-        device = find_device(settings.device)
-        encoders = find_device(settings.encoders, "text_encoder_device") if settings.encoders else device
-        self.dtype = settings.dtype if settings.dtype != "auto" else "f32" if device.type == "cpu" else "bf16"
-        _prepare(settings, self.dtype)
-        family.attach(family.load(DTYPES[self.dtype], device, say, encoders, networks), encoders)
-        if settings.vae_tiling:
-            family.pipe.vae.enable_tiling()
-        self.device, self.weights = device, Weights(family.networks, settings.compile)
-        if settings.compile:
-            compile_networks(family)
-        self.loaded = Loaded(family)
+        super().__init__(family, settings, say, networks)
+        self.loaded, self.version = Loaded(family), ""
+        self.say, self._thread = say, ThreadPoolExecutor(1, "pipeline")
         self.recipes: OrderedDict[str, Recipe] = OrderedDict()
         self.runs: OrderedDict[tuple[str, int], Run] = OrderedDict()
         self.starts = dict[Size, Any]()
-        self.say, self.version = say, ""
-        self._thread = ThreadPoolExecutor(1, "pipeline")
+
+    def _compile(self, say: Callable[[str], None]) -> None:
+        compile_networks(self.family)
 
     def within(self, compute: Callable[[], Any]) -> Any:
         """Computes in a thread of its own: greenlets cannot leave theirs, and connections have each another."""

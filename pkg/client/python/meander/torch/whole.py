@@ -67,6 +67,8 @@ class Pipeline(Family):
         self.call = dict(list(inspect.signature(inspect.unwrap(self.cls.__call__)).parameters.items())[1:])
         self.pixels = self.scale = self._scale()
         """Pixels of an element of what the VAE encodes, and of what the card calls one."""
+        self.steps = self._default("num_inference_steps", 50)
+        self.prompts = max(1, sum(n in self.call for n in _TEXTS))
         self.patch, self.packed = (1, 1, 1), False
         """packed: whether states are grids, of which meander has the tokens as networks do, patch by patch."""
         self.temporal = self._temporal()
@@ -143,17 +145,14 @@ class Pipeline(Family):
         return int(self._default("height", edges[-2:][0])), int(self._default("width", edges[-1]))
 
     def default_frames(self) -> int:
-        """The frames that the pipeline makes where none are asked for; 1 of an image."""
         name = next((n for n in _FRAMES if n in self.call), "")
         source = inspect.getsource(inspect.unwrap(self.cls.__call__)) if name else ""
         told = re.search(r"num_frames = (\d+)\n|config\.(\w+_frames)( \* self\.vae_scale_factor_temporal)?\n", source)
         number, key, latent = told.groups() if told else ("1", "", "")
         return int(self._default(name, number or int(self.config.get(key) or 1) * (self.temporal if latent else 1)))
 
-    def size(self) -> Size:
-        """The default size, of meander.json or the pipeline."""
-        s, (height, width), frames = self.settings, self.default_size(), self.default_frames()
-        return Size(int(s.get("frames", frames)), int(s.get("height", height)), int(s.get("width", width)))
+    def default_fps(self) -> float:
+        return float(self._default("frame_rate", self._default("fps", 16.0)) if self.makes_video() else 0.0)
 
     def _guidance(self) -> str:
         """The argument that scales classifier-free guidance: not guidance_scale where it is an input of the network."""
@@ -162,6 +161,10 @@ class Pipeline(Family):
         embeds = self.config.get("guidance_embeds", known and known.default)
         names = ("true_cfg_scale",) if embeds else ("true_cfg_scale", "guidance_scale")
         return next((n for n in names if n in self.call), "")
+
+    def default_scale(self) -> float:
+        """The default of that; 1 without."""
+        return float(self._default(self._guidance(), 1.0))
 
     def takes_guidance(self) -> bool:
         """Whether a row may have another scale than its recipe."""
@@ -229,26 +232,12 @@ class Pipeline(Family):
                 yield name, (library, cls)
 
     def card(self) -> dict[str, Any]:
-        s, size = self.settings, self.size()
-        guidance = self._guidance()
-        scale = float(self._default(guidance, 1.0)) if guidance else 1.0
-        video = self.makes_video()
-        return {
-            "class": self.folder.class_name, "family": self.slug,
-            "latent": {
-                "channels": self.channels, "patch": list(self.patch), "scale": self.scale, "temporal": self.temporal,
-            },
-            "size": vars(size).copy(),
-            "fps": float(s.get("fps", self._default("frame_rate", self._default("fps", 16.0)) if video else 0.0)),
-            "steps": int(s.get("num_inference_steps", self._default("num_inference_steps", 50))),
+        s, guidance, scale = self.settings, self._guidance(), self.default_scale()
+        return super().card() | {
             "true_cfg_scale": float(s.get("true_cfg_scale", s.get("guidance_scale", scale))), "guidance": 0.0,
-            "cfg_rule": self.cfg_rule, "boundary_ratio": 0.0, "negative_prompt": "", "conditioning": [],
-            "max_prompt_tokens": 512, "prompts": max(1, sum(n in self.call for n in _TEXTS)),
-            "max_pixels": self.max_pixels(), "conditioning_bytes": self.conditioning_bytes,
-            "conditioning_token_bytes": self.token_bytes,
+            "conditioning_bytes": self.conditioning_bytes, "conditioning_token_bytes": self.token_bytes,
             "grid": self.grid_name if self.prediction() == "flow" else "diffusion",
             "mu": self.mu_name if self.scheduler_config.get("use_dynamic_shifting") else "none",
-            "mu_constant": 0.0, "frames_rule": self.temporal, "max_frames": self.max_frames(),
             "scheduler": self.scheduler,
             "pipeline": {
                 "class": self.cls.__name__, "prediction": self.prediction(), "random_access": self.access,
@@ -273,33 +262,15 @@ class Pipeline(Family):
         return {part: self.check_part(part) for part in self.parts}
 
     def check_part(self, part: str) -> int:
-        library, name = self.parts[part]
-        base = importlib.import_module("diffusers").ModelMixin
-        cls = getattr(importlib.import_module(library), name, None)
-        if not isinstance(cls, type):
-            raise Fault("config", f"model_index.json: {part}: {name}; no class of {library}: try the newest")
-        if not hasattr(cls, "forward"):  # a processor
-            return 0
-        if "MultiControlNet" in name or name == "MultiAdapter":
+        if (name := self.parts[part][1]) == "MultiAdapter" or "MultiControlNet" in name:
             raise Fault("config", f"model_index.json: {part}: {name}; must be one of one image, not of several")
-        if self.folder.read(part, "config.json").get("quantization_config"):
-            raise Fault(
-                "config", f"{part}/config.json: quantization_config: set; must be absent: take the folder in bf16"
-            )
-        return self.folder.check_weights(part, "diffusers" if issubclass(cls, base) else "transformers")
+        return super().check_part(part)
 
     # What the loaded pipeline computes.
 
     def load(self, dtype: Any, device: Any, say: Any, encoders: Any = None, networks: str = "") -> Any:
-        """Returns the pipeline on a device, its text encoders and networks on others where given. Fault of class
-        config: a part that cannot be read."""
         canonical = importlib.import_module("meander.torch.canonical")
-        sizes, done, parts = self.check(), 0, dict[str, Any]()
-        for part, size in sizes.items():
-            if size:
-                say(f"loading {part}: {done / 1e9:.1f} of {sum(sizes.values()) / 1e9:.1f} GB")
-                parts[part] = self.load_part(part, dtype)
-                done += size
+        parts = self.load_parts(dtype, say, lambda part: "cpu")
         # Of a processor, which takes images, too, the tokenizer is enough; diffusers would want its class.
         processors = [part for part in self.folder.index if self.folder.named_class(part) == "PixtralProcessor"]
         of_llama = (part for part in self.folder.index if self.folder.splits_bytes_for_llama(part))

@@ -60,7 +60,7 @@ def workers(folders):
         if (name, deterministic) not in kept:
             family = families.find(Folder(folders[name]))
             family.check()
-            worker = kept[name, deterministic] = Worker(family, DEVICE, "f32", deterministic)
+            worker = kept[name, deterministic] = Worker(family, Settings(DEVICE, "f32", deterministic=deterministic))
             worker.load(
                 lambda say: Engine(family, Settings(DEVICE, "f32", deterministic=deterministic, threads=1), say)
             )

@@ -167,7 +167,7 @@ def test_conditionings_are_put_again(dial, folders):
     x = latents(card, 1, H, W)
     v = client.velocity(x, [0.5], [handle], H, W, [0.0])
     family = families.find(Folder(folders["qwen-image"]))
-    fresh = Worker(family, "cpu", "f32")
+    fresh = Worker(family, Settings("cpu", "f32"))
     fresh.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1), say))
     other = dial("", worker=fresh)  # as after a restart
     with pytest.raises(Refused) as e:
@@ -240,8 +240,7 @@ def test_a_bug_is_an_error_of_the_call(dial, workers, monkeypatch):
 def test_media_are_decoded_in_tiles(name, folders, dial, monkeypatch):
     monkeypatch.setattr("meander.torch.engine._TILE", 256)
     family = families.find(Folder(folders[name]))
-    worker = Worker(family, "cpu", "f32")
-    worker.vae_tiling = True
+    worker = Worker(family, Settings("cpu", "f32", vae_tiling=True))
     worker.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1, vae_tiling=True), say))
     tiled, whole = dial("", worker=worker), dial(name)
     assert "/vae-tiling/nondeterministic" in tiled.ready()["backend"]
@@ -265,7 +264,7 @@ def test_no_call_keeps_gradients(dial, workers, monkeypatch):
 
 def test_a_worker_answers_while_it_loads_and_computes(folders, dial):
     family = families.find(Folder(folders["qwen-image"]))
-    worker, go, computing = Worker(family, "cpu", "f32"), threading.Event(), threading.Event()
+    worker, go, computing = Worker(family, Settings("cpu", "f32")), threading.Event(), threading.Event()
     loads = threading.Event()
 
     def make(say):
@@ -330,7 +329,7 @@ def test_connections_side_by_side(dial):
     [(OSError("no file"), "config"), (torch.OutOfMemoryError("full"), "memory"), (KeyError("x"), "worker")],
 )
 def test_a_load_that_fails_is_said(folders, dial, error, kind):
-    worker = Worker(families.find(Folder(folders["qwen-image"])), "cpu", "f32")
+    worker = Worker(families.find(Folder(folders["qwen-image"])), Settings("cpu", "f32"))
 
     def make(say):
         raise error
@@ -355,7 +354,7 @@ def test_device_and_dtype_are_chosen(folders, dial, monkeypatch):
     family = families.find(Folder(folders["qwen-image"]))
     with monkeypatch.context() as m:
         m.setattr(torch.accelerator, "is_available", lambda: False)
-        worker = Worker(family, "auto", "auto")
+        worker = Worker(family, Settings("auto", "auto"))
         worker.load(lambda say: Engine(family, Settings(threads=1), say))
     hello = dial("", worker=worker).ready()
     assert (hello["device"], hello["dtype"]) == ("cpu", "f32") and "/cpu/f32/" in hello["backend"]
@@ -382,7 +381,7 @@ def test_float32_is_float32(folders, dtype, allowed):
 
 def test_text_encoders_on_a_device_of_their_own(folders, dial):
     family = families.find(Folder(folders["qwen-image"]))
-    worker = Worker(family, "cpu", "bf16", encoders="cpu:0")
+    worker = Worker(family, Settings("cpu", "bf16", encoders="cpu:0"))
     worker.load(lambda say: Engine(family, Settings("cpu", "bf16", encoders="cpu", threads=1), say))
     client = dial("", worker=worker)
     hello = client.ready()
@@ -396,7 +395,7 @@ def test_text_encoders_on_a_device_of_their_own(folders, dial):
 
 def test_hello_says_ready_with_what_loading_decided(folders, dial, monkeypatch):
     family = families.find(Folder(folders["qwen-image"]))
-    worker, versions = Worker(family, "auto", "auto"), Worker.versions
+    worker, versions = Worker(family, Settings("auto", "auto")), Worker.versions
 
     def load_first(self):
         if self.state == "loading":  # loading ends in the middle of a hello
@@ -415,8 +414,8 @@ def test_health_is_that_of_hello(folders, workers, tmp_path, monkeypatch):
     from meander.torch import health
     from meander.torch.server import Server
 
-    loading = Worker(families.find(Folder(folders["qwen-image"])), "cpu", "f32", token="a token of the test")
-    failed = Worker(loading.family, "cpu", "f32")
+    loading = Worker(families.find(Folder(folders["qwen-image"])), Settings("cpu", "f32"), token="a token of the test")
+    failed = Worker(loading.family, Settings("cpu", "f32"))
     failed.error = Fault("config", "device: gone")
     for worker, token, want, says in [
         (workers("qwen-image"), "", "ready", "ready"),

@@ -28,7 +28,7 @@ def changed(folder, copy, file, **values):
 
 def loaded(folder):
     """A worker of this process that has loaded a folder, or says why it could not."""
-    worker = Worker(families.find(Folder(folder)), "cpu", "f32")
+    worker = Worker(families.find(Folder(folder)), Settings("cpu", "f32"))
     worker.load(lambda say: make_engine(worker.family, Settings("cpu", "f32", threads=1), say))
     return worker
 

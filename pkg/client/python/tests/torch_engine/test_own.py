@@ -48,7 +48,7 @@ def forget():
 
 def served(family):
     """A worker with a family."""
-    worker = Worker(family, "cpu", "f32")
+    worker = Worker(family, Settings("cpu", "f32"))
     worker.load(lambda say: make_engine(family, Settings("cpu", "f32", threads=1), say))
     assert worker.error is None, worker.error
     return worker

@@ -44,7 +44,7 @@ def served(tmp_path_factory):
             else:
                 zoo.write(folder, name)
             family = Pipeline(Folder(folder), trust=True)
-            worker = kept[name] = Worker(family, "cpu", "f32")
+            worker = kept[name] = Worker(family, Settings("cpu", "f32"))
             worker.load(lambda say: make_engine(family, Settings("cpu", "f32", threads=1), say))
             assert worker.error is None, worker.error
         return kept[name]
@@ -272,8 +272,7 @@ def test_a_compiled_pipeline_computes_the_same(client, served, dial):
 
     plain, card = client("qwen-image")
     family = Pipeline(Folder(served("qwen-image").family.folder.path))
-    worker = Worker(family, "cpu", "f32")
-    worker.compile = True
+    worker = Worker(family, Settings("cpu", "f32", compile=True))
     worker.load(lambda say: make_engine(family, Settings("cpu", "f32", threads=1, compile=True), say))
     assert worker.error is None, worker.error
     compiled = dial("qwen-image", worker=worker)

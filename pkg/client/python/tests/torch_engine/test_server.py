@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from meander.torch import families, server  # noqa: E402
+from meander.torch.family import Settings  # noqa: E402
 from meander.torch.folder import Folder  # noqa: E402
 from meander.torch.server import Server, Worker  # noqa: E402
 
@@ -39,7 +40,7 @@ class Serving:
         with socket.create_server(("127.0.0.1", 0), backlog=256) as made:
             self.listener = Recorder(fileno=made.detach())
         self.trust, self.opened = trust, []
-        worker = Worker(families.find(Folder(folder)), "cpu", "f32", token=token)
+        worker = Worker(families.find(Folder(folder)), Settings("cpu", "f32"), token=token)
         threading.Thread(target=Server(worker, self.listener, tls).run, daemon=True).start()
 
     def silent(self):

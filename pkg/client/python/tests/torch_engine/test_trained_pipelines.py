@@ -50,7 +50,7 @@ class Rollout:
 
         zoo.write(folder, name)
         family = Pipeline(Folder(folder), trust=True)
-        worker = Worker(family, "cpu", "f32")
+        worker = Worker(family, Settings("cpu", "f32"))
         worker.load(lambda say: make_engine(family, Settings("cpu", "f32", threads=1), say))
         assert worker.error is None, worker.error
         self.folder, self.client = folder, dial(name, worker=worker)

@@ -36,7 +36,7 @@ class Bench:
 
     def __init__(self, name, folder, dial, worker=None):
         family = families.find(Folder(folder))
-        self.worker = worker or Worker(family, "cpu", "f32")
+        self.worker = worker or Worker(family, Settings("cpu", "f32"))
         if worker is None:
             self.worker.load(lambda say: make_engine(family, Settings("cpu", "f32", threads=1), say))
         assert self.worker.error is None, self.worker.error
@@ -133,8 +133,7 @@ def test_a_compiled_network_computes_every_version(folders, dial, monkeypatch):
     plain = Bench("qwen-image", folders["qwen-image"], dial)
     family = families.find(Folder(folders["qwen-image"]))
     monkeypatch.setattr(type(family), "default_size", lambda self: (H, W))
-    worker = Worker(family, "cpu", "f32")
-    worker.compile = True
+    worker = Worker(family, Settings("cpu", "f32", compile=True))
     worker.load(lambda say: Engine(family, Settings("cpu", "f32", threads=1, compile=True), say))
     compiled = Bench("qwen-image", folders["qwen-image"], dial, worker)
     assert "/compiled/nondeterministic" in compiled.client.ready()["backend"]
