@@ -1,7 +1,6 @@
 package bus
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -281,21 +280,6 @@ func (b *Bus) readPage(
 		}
 		page = append(page, message)
 	}
-}
-
-// lastPerSubject is lastManyFrom by readers, one for each filter, where one request is not enough.
-func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []string, from uint64) ([]*Message, error) {
-	last := map[string]*Message{}
-	for _, filter := range filters {
-		o := ReadOptions{lastPerSubject: from == 0, FromSeq: from}
-		for m, err := range b.Read(ctx, stream, []string{filter}, o) {
-			if err != nil {
-				return nil, err
-			}
-			last[m.Subject] = m
-		}
-	}
-	return slices.SortedFunc(maps.Values(last), func(a, b *Message) int { return cmp.Compare(a.Seq, b.Seq) }), nil
 }
 
 // Stored returns how many messages of a stream match the filters, from a sequence on. In a cluster it may be too few.

@@ -212,6 +212,28 @@ func (w *world) remove() string {
 	return "deletes of " + stream
 }
 
+// damage damages or removes a record, the head or the pack.
+func (w *world) damage() string {
+	ctx, key := w.t.Context(), counters.Key(schemas.Run(w.pick("run", 4)))
+	switch head, _, _ := strings.Cut(key, "."); w.rng.IntN(3) {
+	case 0:
+		key = head
+	case 1:
+		key = "pack." + head
+	}
+	kv, err := w.JetStream().KeyValue(ctx, schemas.CountBucket)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err = kv.PutString(ctx, key, "damaged"); w.rng.IntN(2) == 0 && err == nil {
+		_, err = w.PurgeSubject(ctx, schemas.StreamCountBucket, schemas.BucketSubject(schemas.CountBucket, key))
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return "the loss of " + key
+}
+
 // Whatever is published, removed, in whatever order, and whichever process advances the records, is stopped, or
 // writes what it read long ago: counts are those of a full reading.
 func TestLook_EqualsAFullReading(t *testing.T) {
@@ -272,25 +294,7 @@ func TestLook_EqualsAFullReading(t *testing.T) {
 					}
 					what = "an advance"
 				case 8: // a lost or damaged record
-					key := counters.Key(schemas.Run(w.pick("run", 4)))
-					switch head, _, _ := strings.Cut(key, "."); w.rng.IntN(3) {
-					case 0:
-						key = head
-					case 1:
-						key = "pack." + head
-					}
-					kv, err := w.JetStream().KeyValue(ctx, schemas.CountBucket)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if _, err = kv.PutString(ctx, key, "damaged"); w.rng.IntN(2) == 0 && err == nil {
-						_, err = w.PurgeSubject(ctx, schemas.StreamCountBucket,
-							schemas.BucketSubject(schemas.CountBucket, key))
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-					what = "the loss of " + key
+					what = w.damage()
 				}
 				w.check(what)
 			}

@@ -167,6 +167,7 @@ func (r *Run) Measure(ctx context.Context, b *bus.Bus) error {
 	return nil
 }
 
+// add adds what was measured of the run.
 func (r *Run) add(s *counters.Sizes) {
 	r.sizes = s
 	for _, of := range s.Streams {

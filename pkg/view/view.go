@@ -108,7 +108,7 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 	followed := 0
 	for i, run := range list.Runs {
 		if followed == MaxFollowed || i > 0 && outcomes.HasEnded(run.State) && !r.follows(run.Run) ||
-			r.Brief && r.isPlain(ctx, run) {
+			r.Brief && run.known != nil && r.isPlain(ctx, run.Run, run.known) {
 			continue
 		}
 		followed++
@@ -122,12 +122,12 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 	return o, ctx.Err()
 }
 
-// isPlain reports whether a run is complete, lost nothing and raised no alarm.
-func (r *Reader) isPlain(ctx context.Context, run *Run) bool {
-	if run.State != schemas.StatusComplete || run.known == nil || run.Failed > 0 || run.Refused > 0 {
+// isPlain reports whether a run of this status is complete, lost nothing and raised no alarm.
+func (r *Reader) isPlain(ctx context.Context, run schemas.Run, s *schemas.RunStatus) bool {
+	if s.State != schemas.StatusComplete || s.Failed > 0 || s.Refused > 0 {
 		return false
 	}
-	alarms := schemas.Address{Kind: schemas.KindAlarm, Run: run.Run}.Filter()
+	alarms := schemas.Address{Kind: schemas.KindAlarm, Run: run}.Filter()
 	n, err := r.bus.Stored(ctx, schemas.StreamUpdates, []string{alarms}, 1)
 	return n == 0 && err == nil
 }
