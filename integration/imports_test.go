@@ -285,7 +285,7 @@ var testLayers = map[string][]string{
 		"pkg/models/model/families", "pkg/remoteimage/remoteimagetest", "services/sampler/engine/enginetest",
 	},
 	"integration/tools/imageserver": {"pkg/remoteimage/remoteimagetest"},
-	"services/sampler/engine/texts": {"pkg/models/lm/families", "pkg/models/lm/qwen2", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model", "services/sampler/engine/enginetest"},
+	"services/sampler/engine/texts": {"pkg/models/lm/families", "pkg/models/lm/qwen2", "pkg/models/lm/qwen2/qwen2test", "pkg/models/model", "pkg/models/safetensors", "services/sampler/engine/enginetest"},
 	"services/sampler/models":       {"pkg/models/model/families"},
 }
 

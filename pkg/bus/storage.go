@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/meander-rl/meander/schemas"
@@ -279,4 +281,162 @@ func (t *faultLog) current(stream string) (publishFault, bool) {
 	found, ok := t.by[stream]
 	// A caller that gave up early says nothing about the server.
 	return found, ok && time.Since(found.last) <= faultAge && (found.full || found.last.Sub(found.since) >= apiTimeout)
+}
+
+// MeanSize estimates how many bytes a message of a run takes in a stream, as the server counts them. It measures the
+// newest message; of steps, up to sixteen of its sample once that has ended, since those with latents are far larger
+// than the others. 0: the stream has no message of the run, or none that we may read.
+func (b *Bus) MeanSize(ctx context.Context, stream string, run schemas.Run) (uint64, error) {
+	for _, filter := range schemas.RunFilters(run)[stream] {
+		m, err := b.Last(ctx, stream, filter)
+		switch {
+		case errors.Is(err, ErrNotFound), errors.Is(err, ErrPermission):
+		case err != nil:
+			return 0, fmt.Errorf("size of a message: %w", err)
+		case stream == schemas.StreamSteps:
+			return b.meanOfSample(ctx, m)
+		default:
+			return m.StoredSize(), nil
+		}
+	}
+	return 0, nil
+}
+
+// mostMeasured is how many steps of a sample are read for their size.
+const mostMeasured = 16
+
+// meanOfSample returns the mean size of the stored steps of the sample that m is a step of, or the size of m while its
+// trajectory is not there to name them. It gets them by their sequences: a reader would search the whole stream.
+func (b *Bus) meanOfSample(ctx context.Context, m *Message) (uint64, error) {
+	a, _ := schemas.ParseSubject(m.Subject)
+	var t schemas.Trajectory
+	ended, err := b.Last(ctx, schemas.StreamTrajectories, schemas.Address{
+		Kind: schemas.KindTrajectory, Run: a.Run, UID: a.UID, Sample: a.Sample, Stage: a.Stage,
+	}.Filter())
+	if errors.Is(err, ErrNotFound) || errors.Is(err, ErrPermission) || err == nil && Fits(ended, &t) != nil {
+		return m.StoredSize(), nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("size of a step: %w", err)
+	}
+	sum, n, reads := uint64(0), uint64(0), min(len(t.Steps), mostMeasured)
+	for i := range reads {
+		step, err := b.Get(ctx, m.Stream, t.Steps[i*len(t.Steps)/reads].Seq)
+		if err == nil {
+			sum, n = sum+step.StoredSize(), n+1
+		} else if !errors.Is(err, ErrNotFound) { // it was freed
+			return 0, fmt.Errorf("size of a step: %w", err)
+		}
+	}
+	if n == 0 {
+		return m.StoredSize(), nil
+	}
+	return sum / n, nil
+}
+
+// StoredSize returns what the server's file store takes for the message: a record of 22 bytes, a checksum of 8, the
+// subject, the payload, and headers in the form of the wire with their length. It may have been read without payload.
+func (m *Message) StoredSize() uint64 {
+	n := 30 + len(m.Subject) + len(m.Data)
+	if len(m.Header) > 0 {
+		n += 4 + len("NATS/1.0\r\n\r\n")
+	}
+	for name, values := range m.Header {
+		if name == nats.MsgSize { // the server's own, where it left the payload out
+			size, _ := strconv.Atoi(values[0])
+			n += size
+			continue
+		}
+		for _, v := range values {
+			n += len(name) + len(": \r\n") + len(v)
+		}
+	}
+	return uint64(n)
+}
+
+// Examined is what Examine found about a stream of the contract, or one behind a bucket.
+type Examined struct {
+	StreamStats
+	// Missing means that it does not exist, Err that the server did not say.
+	Missing bool
+	Err     error
+	// Wrong lists differences from the contract that cannot be repaired, Stale those that Setup would repair. Both are
+	// empty for a mirror, which has settings of its own.
+	Wrong, Stale []string
+	// Rolls means that it drops its oldest messages for new ones, and so is never full.
+	Rolls bool
+	// Peers is how many servers the cluster has, as far as the stream's leader says; 1 without a cluster.
+	Peers int
+}
+
+// Examine looks at every stream and bucket of the contract, and at their consumers if asked. It changes nothing. A
+// fault of one stream does not keep it from examining the others.
+func (b *Bus) Examine(ctx context.Context, withConsumers bool) (out []Examined, err error) {
+	err = b.retryWhileAway(ctx, func(ctx context.Context) error {
+		out = nil
+		if _, err := b.js.AccountInfo(ctx); errors.Is(noJetStream(err), ErrNoJetStream) {
+			return noJetStream(err)
+		}
+		for _, k := range allStores() {
+			e, err := b.examine(ctx, k, withConsumers)
+			if ctx.Err() != nil || b.mayAnswerLater(err) {
+				return errors.Join(err, ctx.Err())
+			}
+			e.Name, e.Err, e.Rolls = k.name, err, !k.refuses || e.Mirror
+			out = append(out, e)
+		}
+		// their limits do not matter
+		for _, name := range []string{
+			schemas.StreamPresenceBucket, schemas.StreamLeaseBucket, schemas.StreamSealBucket,
+		} {
+			s, err := b.js.Stream(ctx, name)
+			e := Examined{StreamStats: StreamStats{Name: name}, Err: err}
+			switch {
+			case errors.Is(err, jetstream.ErrStreamNotFound):
+				e.Missing, e.Err = true, nil
+			case err == nil && name != schemas.StreamSealBucket && s.CachedInfo().Config.MaxAge <= 0:
+				e.Wrong = append(e.Wrong, fmt.Sprintf("it keeps its entries for ever, must forget them after %v",
+					schemas.PresenceTTL))
+				fallthrough
+			case err == nil:
+				e.Replicas = s.CachedInfo().Config.Replicas
+				e.Current = e.Replicas
+				e.countReplicas(s.CachedInfo().Cluster)
+			}
+			out = append(out, e)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("examine the streams: %w", err)
+	}
+	return out, nil
+}
+
+// examine is Examine of one stream. A stream that does not exist is no error.
+func (b *Bus) examine(ctx context.Context, k storedIn, withConsumers bool) (e Examined, err error) {
+	stats, s, err := b.streamStats(ctx, k)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		e.Missing = true
+		return e, nil
+	}
+	if stats != nil {
+		e.StreamStats = *stats
+	}
+	if err != nil {
+		return e, err
+	}
+	info := s.CachedInfo()
+	e.Peers = 1
+	if c := info.Cluster; c != nil && c.Name != "" {
+		e.Peers = max(2, len(c.Replicas)+1)
+	}
+	if spec, ok := schemas.StreamNamed(k.name); ok && !e.Mirror {
+		e.Wrong = incompatibilities(info.Config, streamConfig(spec, e.Replicas))
+		_, e.Stale = withContract(info.Config, streamConfig(spec, e.Replicas))
+	}
+	if withConsumers {
+		err = b.addConsumers(ctx, &e.StreamStats, s)
+	}
+	return e, err
 }

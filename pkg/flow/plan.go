@@ -1,3 +1,36 @@
+// Package flow samples from flow-matching models and computes the log-probs of its steps.
+//
+// A model gives the velocity v(x, sigma) of the path x = (1-sigma)*data + sigma*noise,
+// so v predicts noise - data. A rollout starts from noise at sigma = 1 and takes T
+// steps down a list of T+1 sigmas to data at sigma = 0. Each step is one transition:
+//
+//	sde        Flow-GRPO's stochastic step         has a log-prob
+//	cps        coefficients-preserving sampling    has a log-prob
+//	dance_sde  DanceGRPO's stochastic step         has a log-prob
+//	ddim       DDPO's stochastic step              has a log-prob
+//	ode        deterministic, by a Solver          has none
+//
+// The main types:
+//
+//   - Plan says how to sample: sigmas, transitions, solver, storage type and seeds.
+//   - Sample runs a Plan to its end. Rollout runs the same loop one velocity at a time,
+//     for a service that evaluates many rollouts in one batch.
+//   - StepTransition is one step. It draws the next latents and scores observed ones.
+//   - Schedule computes the sigmas, Window chooses the stochastic steps.
+//
+// # Reproducibility
+//
+// Noise is counter based (StepNoise): a step's noise depends on the sample's seed
+// and the step index alone, not on which other steps drew any. Latents are rounded to
+// the plan's storage type before they are scored, and the chain goes on from the
+// rounded value, so Score on stored latents returns the same float64 bits as the
+// rollout did. Per-element arithmetic is float32, coefficients and reductions are
+// float64, reductions have one fixed order.
+//
+// Every product that feeds a sum is converted explicitly, as in float32(a*x) + y.
+// The conversion forbids the compiler a fused multiply-add, which some
+// architectures would use and others not; with it all give the same bits. For the
+// same reason logarithm, sine, cosine and exponential are the package's own.
 package flow
 
 import (
@@ -217,4 +250,44 @@ func Score(p Plan, index int, x, v, next []float32) (LogProb, error) {
 		return LogProb{}, fmt.Errorf("score step %d: %w", index, err)
 	}
 	return lp, nil
+}
+
+// Checkpoints returns the states to store besides those in kept, so that a rollout that breaks off
+// can go on from the last stored state and repeats at most every steps. Intake calls it when a
+// prompt sets checkpoint_every. State i is the latents before step i; both lists are ascending. A
+// state is stored only if a rollout can start there with the same bits (see CheckStart). Inside a
+// run of more than every ode steps of a multistep solver there is no such state: then the whole run
+// is repeated. every below 1, and a long plan without any such state, are errors that name the
+// setting.
+func (p Plan) Checkpoints(every int, kept []int) ([]int, error) {
+	if every < 1 {
+		return nil, fmt.Errorf("checkpoint_every: %d; must be positive", every)
+	}
+	begin, end := p.Segment()
+	var states []int // that can be entered, and the end
+	for i := begin + 1; i < end; i++ {
+		if p.CheckStart(i) == nil {
+			states = append(states, i)
+		}
+	}
+	if len(states) == 0 && end-begin > every {
+		return nil, fmt.Errorf("checkpoint_every: %d; must be absent, or a solver without memory: %s looks back on "+
+			"the ode steps %d to %d, which a stored state does not hold",
+			every, string(p.Solver), begin, end-1)
+	}
+	var extra []int
+	last := begin
+	for i, state := range states {
+		next := end
+		if i+1 < len(states) {
+			next = states[i+1]
+		}
+		switch {
+		case slices.Contains(kept, state):
+			last = state
+		case next-last > every:
+			extra, last = append(extra, state), state
+		}
+	}
+	return extra, nil
 }

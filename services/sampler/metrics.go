@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -38,6 +39,7 @@ type instruments struct {
 	Restarted  prometheus.Counter     `metric:"policy_restarts_total" help:"samples that began again for the sake of newer weights"`
 	Step       prometheus.Observer    `metric:"step_seconds" help:"time of one evaluation of the model, for a micro-batch"`
 	Fill       prometheus.Observer    `metric:"batch_fill_ratio" help:"share of the places of a micro-batch that an evaluation of the model had samples for"`
+	Rows       *prometheus.CounterVec `metric:"batch_rows_total" labels:"versions" help:"samples of evaluations of the model, by how many versions of the weights were in the call"`
 	Encode     prometheus.Observer    `metric:"encode_seconds" help:"time to encode the prompts of a sample"`
 	Denoise    prometheus.Observer    `metric:"denoise_seconds" help:"time of a sample in micro-batches"`
 	Decode     prometheus.Observer    `metric:"decode_seconds" help:"time to decode the latents of a sample"`
@@ -63,7 +65,13 @@ func newInstruments(r prometheus.Registerer, lane schemas.Lane, model string) *i
 	return i
 }
 
-func (i *instruments) countEvaluation(samples, places int, took time.Duration) {
+// countEvaluation counts an evaluation of the model for a batch, when it has ended, well or not.
+func (i *instruments) countEvaluation(batch []*attempt, places int, took time.Duration) {
+	samples, versions := len(batch), map[engine.Engine]bool{}
+	for _, a := range batch {
+		versions[a.engine] = true
+	}
+	i.Rows.WithLabelValues(strconv.Itoa(len(versions))).Add(float64(samples))
 	i.Step.Observe(took.Seconds())
 	i.Fill.Observe(float64(samples) / float64(places))
 	i.newest.Store(&schemas.Evaluation{

@@ -66,7 +66,7 @@ func (s *scheduler) admit(a *attempt) {
 	s.metrics.Denoising.Inc()
 }
 
-// pickBatch returns the attempts to step next, of one engine and bucket: those that have waited longest, then those of
+// pickBatch returns the attempts to step next, of one bucket: those that have waited longest, then those of
 // the highest priority.
 func (s *scheduler) pickBatch() []*attempt {
 	first := s.active[0]
@@ -78,7 +78,7 @@ func (s *scheduler) pickBatch() []*attempt {
 	s.ticks++
 	var batch []*attempt
 	for _, a := range s.active {
-		if a.engine == first.engine && a.episode.Bucket() == first.episode.Bucket() {
+		if a.episode.Bucket() == first.episode.Bucket() {
 			a.tick = s.ticks
 			batch = append(batch, a)
 		}
@@ -96,7 +96,7 @@ func (s *scheduler) stepBatch(ctx context.Context, batch []*attempt) {
 	began := time.Now()
 	err := engine.Guarded(func() error { return batch[0].engine.Step(ctx, episodes) })
 	took := time.Since(began)
-	s.metrics.countEvaluation(len(batch), s.batch, took)
+	s.metrics.countEvaluation(batch, s.batch, took)
 	for _, a := range batch {
 		if err != nil {
 			s.endAttempt(a, err)

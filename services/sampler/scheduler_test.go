@@ -76,7 +76,7 @@ func (a *actor) Told(context.Context, *schemas.InteractReply) error {
 	return nil
 }
 
-func (a *actor) Bucket() string { return a.bucket }
+func (a *actor) Bucket() any { return a.bucket }
 
 func (a *actor) Take() ([]schemas.StepEvent, error) {
 	if a.fault != nil {
@@ -168,6 +168,21 @@ func TestScheduler_PriorityOrdersWhatWaits(t *testing.T) {
 		s.enter(first, low, second, urgent)
 		<-low.done
 		wantCalls(t, e, "first", "urgent", "second", "low")
+	})
+}
+
+// Attempts of one bucket are stepped in one call, of whichever engine they are.
+func TestScheduler_OneCallOfSeveralEngines(t *testing.T) {
+	onStage(t, 2, func(t *testing.T, s *stage, e *script) {
+		first, _ := cast("first", "a", 3)
+		second, _ := cast("second", "a", 3)
+		other := &script{}
+		s.enter(first)
+		s.engine = other
+		s.enter(second)
+		<-second.done
+		wantCalls(t, e, "first", "first second", "first second")
+		wantCalls(t, other, "second")
 	})
 }
 

@@ -102,6 +102,12 @@ func Day(day time.Time) any {
 // StrftimeNow is the name of the function.
 const StrftimeNow = "strftime_now"
 
+// dayLayouts are the layouts of Go for conversions of strftime.
+var dayLayouts = map[byte]string{
+	'a': "Mon", 'A': "Monday", 'b': "Jan", 'h': "Jan", 'B': "January", 'd': "02", 'e': "_2", 'm': "01", 'y': "06",
+	'Y': "2006", 'D': "01/02/06", 'x': "01/02/06", 'F': "2006-01-02",
+}
+
 // strftime formats a day as Python does in the C locale.
 func strftime(day time.Time, format string) (string, error) {
 	var b strings.Builder
@@ -118,39 +124,19 @@ func strftime(day time.Time, format string) (string, error) {
 			return "", fmt.Errorf("it ends in %%")
 		}
 		text := ""
-		switch format[i] {
-		case '%':
+		switch c := format[i]; {
+		case c == '%':
 			text = "%"
-		case 'a':
-			text = day.Format("Mon")
-		case 'A':
-			text = day.Format("Monday")
-		case 'b', 'h':
-			text = day.Format("Jan")
-		case 'B':
-			text = day.Format("January")
-		case 'd':
-			text = day.Format("02")
-		case 'e':
-			text = day.Format("_2")
-		case 'm':
-			text = day.Format("01")
-		case 'y':
-			text = day.Format("06")
-		case 'Y':
-			text = day.Format("2006")
-		case 'j':
+		case c == 'j':
 			text = fmt.Sprintf("%03d", day.YearDay())
-		case 'D', 'x':
-			text = day.Format("01/02/06")
-		case 'F':
-			text = day.Format("2006-01-02")
-		case 'u':
+		case c == 'u':
 			text = fmt.Sprint((int(day.Weekday())+6)%7 + 1)
-		case 'w':
+		case c == 'w':
 			text = fmt.Sprint(int(day.Weekday()))
+		case dayLayouts[c] != "":
+			text = day.Format(dayLayouts[c])
 		default:
-			return "", fmt.Errorf("%%%c is not supported: only the day is fixed", format[i])
+			return "", fmt.Errorf("%%%c is not supported: only the day is fixed", c)
 		}
 		if bare {
 			text = strings.TrimLeft(text, "0 ")

@@ -316,6 +316,10 @@ const maxFaults = 16
 // finite reports whether v is neither NaN nor infinite.
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
+// Mixer is a model whose calls take rows of other models, too, each with the bits that it has alone. In one call are
+// models of equal values of Mix: with adapters of one checkpoint, or none.
+type Mixer interface{ Mix() any }
+
 // Adaptable is a model of type M to which LoRAs can be added, and whose weights can be replaced, while it is in use. A
 // new model reads no files and shares with the old one what does not change, but no cache of tokens: a sequence belongs
 // to the model that made it. Both models stay usable, and each must be closed.

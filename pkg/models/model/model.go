@@ -258,6 +258,8 @@ type Row struct {
 	Guidance float32
 	// Dst receives the velocity. It must not overlap the X of any row.
 	Dst []float32
+	// Of is the model that evaluates the row, of the lora.Mixer.Mix of the one that is called; nil: that one.
+	Of Model
 }
 
 // CheckRows checks what all families require of the arguments of Velocity and returns S. Each family itself checks
@@ -272,6 +274,8 @@ func (c Card) CheckRows(rows []Row, size Size) (tokens int, err error) {
 		case len(r.X) != elements || len(r.Dst) != elements:
 			return 0, fmt.Errorf("velocity row %d: latents of %d and result of %d elements; must be %d", i, len(r.X),
 				len(r.Dst), elements)
+		case r.Of != nil && r.Of.Card().WeightsDigest != c.WeightsDigest:
+			return 0, fmt.Errorf("velocity row %d: of other weights; must be of those of the call", i)
 		case c.Prediction != "" && !(r.Sigma >= 0 && r.Sigma-r.Sigma == 0):
 			return 0, fmt.Errorf("velocity row %d: sigma: %g; must be a finite number of at least 0", i, r.Sigma)
 		case c.Prediction == "" && !(r.Sigma >= 0 && r.Sigma <= MaxSigma):

@@ -93,6 +93,19 @@ type LowRankAdder interface {
 	AddLowRank(w Weight, products []LowRank) (Weight, error)
 }
 
+// RowsOf says which weight multiplies the rows of a product up to To, from the end of the one before.
+type RowsOf struct {
+	W  Weight
+	To int
+}
+
+// RowsMultiplier is a session of a LowRankAdder.
+type RowsMultiplier interface {
+	// LinearOf is Linear with weights of some rows each, with the bits that each gives alone. It multiplies by a weight
+	// once for all rows that have other products beside it.
+	LinearOf(dst, x Matrix, rows []RowsOf, e Epilogue)
+}
+
 // LowRank is what is added to rows From to From+N-1 of a weight with K columns: B A, with B [N, R] and A [R, K].
 type LowRank struct {
 	A, B          []float32
@@ -212,6 +225,17 @@ type Epilogue struct {
 	Gate     Matrix  // [groups, N]
 	Residual Matrix  // [M, N]; it may alias dst
 	Group    []int32 // [M], the Gate row of each row; nil: row 0 for all
+}
+
+// Rows returns the epilogue of rows from..to-1.
+func (e Epilogue) Rows(from, to int) Epilogue {
+	if !e.Residual.IsZero() {
+		e.Residual = e.Residual.SliceRows(from, to)
+	}
+	if e.Group != nil {
+		e.Group = e.Group[from:to]
+	}
+	return e
 }
 
 // Attention describes scaled dot-product attention. A head is a group of adjacent

@@ -83,6 +83,15 @@ func Base[M any](m M, digest string) string {
 	return digest
 }
 
+// MixOf tells whose rows may be in one call with those of model m: engines of equal values. alone is that of an engine
+// whose model does not mix.
+func MixOf(m, alone any) any {
+	if mixer, ok := m.(lora.Mixer); ok {
+		return mixer.Mix()
+	}
+	return alone
+}
+
 // CanarySeed chooses the fixed input of canaries.
 const CanarySeed = 7
 

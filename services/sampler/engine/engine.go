@@ -91,15 +91,16 @@ type Engine interface {
 	// C] or [1, S, C], to which noise is added where from has Data. A fault of the request is a bus.TerminalError. It
 	// may be called concurrently, also with Step.
 	Start(ctx context.Context, req *schemas.Request, from *schemas.SegmentStart) (Episode, error)
-	// Step advances each episode, all of one bucket, by one boundary. An error is one of the whole call; the fault of a
-	// single episode, which was then tried alone, is for its Take. One goroutine at a time calls it for an episode.
+	// Step advances each episode, all of the bucket of one of the engine's, by one boundary. An error is one of the
+	// whole call; the fault of a single episode, which was then tried alone, is for its Take. One goroutine at a time
+	// calls it for an episode.
 	Step(ctx context.Context, episodes []Episode) error
 }
 
 // Episode is one rollout of an engine. One that is an io.Closer is closed when the attempt at its sample ends.
 type Episode interface {
-	// Bucket tells which episodes can be stepped together: those of equal buckets.
-	Bucket() string
+	// Bucket tells which episodes can be stepped together, by the engine of any: those of equal buckets.
+	Bucket() any
 	// Take returns what the last Step completed, in order, as events without the names of run, sample, attempt and
 	// process; none while a step needs more evaluations. An error ends the episode.
 	Take() ([]schemas.StepEvent, error)

@@ -14,13 +14,13 @@ type cache struct {
 	device tensor.Device
 	cols   int
 
-	mu     sync.RWMutex // read-locked while passes use rows
+	mu     *sync.RWMutex // of all caches of a checkpoint, read-locked while passes use rows
 	matrix tensor.Matrix
 }
 
-// init sets the device, the columns of a row, and the most bytes of the cache.
-func (c *cache) init(d tensor.Device, cols, bytes int) {
-	c.device, c.cols = d, cols
+// init sets the device, the lock, the columns of a row, and the most bytes of the cache.
+func (c *cache) init(d tensor.Device, mu *sync.RWMutex, cols, bytes int) {
+	c.device, c.mu, c.cols = d, mu, cols
 	c.pages = lm.NewPages(bytes / (4 * cols))
 }
 
@@ -75,8 +75,8 @@ func (c *cache) bytes() int {
 
 // sequence is a lm.Sequence.
 type sequence struct {
-	cache *cache
+	of *Model // it is in the cache of that
 	*lm.Span
 }
 
-func (s *sequence) Fork() lm.Sequence { return &sequence{s.cache, s.Span.Fork()} }
+func (s *sequence) Fork() lm.Sequence { return &sequence{s.of, s.Span.Fork()} }

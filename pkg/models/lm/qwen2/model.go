@@ -5,6 +5,7 @@ package qwen2
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -39,7 +40,8 @@ type shared struct {
 	positions  int
 	chatCodec
 	device    tensor.Device
-	ownDevice bool // closed with the last model
+	ownDevice bool         // closed with the last model
+	caches    sync.RWMutex // see cache
 }
 
 var _ lora.Adaptable[lm.Model] = (*Model)(nil)
@@ -48,7 +50,7 @@ var _ lora.Adaptable[lm.Model] = (*Model)(nil)
 func (m *Model) Card() lm.Card { return m.card }
 
 // NewSequence returns an empty sequence.
-func (m *Model) NewSequence() lm.Sequence { return &sequence{&m.cache, m.cache.pages.NewSpan()} }
+func (m *Model) NewSequence() lm.Sequence { return &sequence{m, m.cache.pages.NewSpan()} }
 
 // MemoryBytes returns the memory of the weights, and that of sessions and cache.
 func (m *Model) MemoryBytes() (weights, working int) {
@@ -91,7 +93,7 @@ func (m *Model) Adapted(adapters ...lora.Weighted) (lm.Model, error) {
 // derive returns a model of other weights, which shares all but them and the cache with m.
 func (m *Model) derive(d *nn.Decoder, head nn.Linear, digest string) *Model {
 	n := &Model{shared: m.shared, card: m.card, decoder: d, head: head}
-	n.cache.init(m.device, m.cache.cols, 4*m.cache.cols*m.cache.pages.Tokens())
+	n.cache.init(m.device, &m.caches, m.cache.cols, 4*m.cache.cols*m.cache.pages.Tokens())
 	n.card.WeightsDigest = digest
 	m.users.Add(1)
 	return n
@@ -122,6 +124,9 @@ func (m *Model) Replaced(weights *lora.Full, digest string) (lm.Model, error) {
 	return m.derive(d, head, digest), nil
 }
 
+// Mix implements lora.Mixer: adapters leave the head, which tells checkpoints apart.
+func (m *Model) Mix() any { return m.head.W }
+
 // passTokens is the most tokens of one pass: it bounds the memory of activations.
 const passTokens = 512
 
@@ -136,6 +141,7 @@ func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 	if err := m.checkRows(rows); err != nil {
 		return err
 	}
+	rows, models := sortRows(rows)
 	before := make([]int, len(rows))
 	for i, r := range rows {
 		before[i] = r.Sequence.Len()
@@ -152,8 +158,10 @@ func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 			return fmt.Errorf("row %d: %w", i, err)
 		}
 	}
-	if err := m.cache.growToPages(ctx); err != nil {
-		return err
+	for _, of := range models {
+		if err := of.cache.growToPages(ctx); err != nil {
+			return err
+		}
 	}
 	var parts []part
 	taken := 0
@@ -168,7 +176,8 @@ func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 	for i, r := range rows {
 		for from := 0; from < len(r.IDs); {
 			n := min(len(r.IDs)-from, passTokens-taken)
-			p := part{rows: r.Sequence.(*sequence).Rows()[:before[i]+from+n], ids: r.IDs[from : from+n]}
+			s := r.Sequence.(*sequence)
+			p := part{of: s.of, rows: s.Rows()[:before[i]+from+n], ids: r.IDs[from : from+n]}
 			each := len(r.Logits) == len(r.IDs)*m.card.Vocabulary
 			if each {
 				p.logits = r.Logits[from*m.card.Vocabulary : (from+n)*m.card.Vocabulary]
@@ -187,15 +196,33 @@ func (m *Model) Forward(ctx context.Context, rows []lm.Row) (err error) {
 	return flush()
 }
 
+// sortRows returns rows with those of one model one after the other, and the models.
+func sortRows(rows []lm.Row) (sorted []lm.Row, models []*Model) {
+	place := func(r lm.Row) int {
+		of := r.Sequence.(*sequence).of
+		if i := slices.Index(models, of); i >= 0 {
+			return i
+		}
+		models = append(models, of)
+		return len(models) - 1
+	}
+	for _, r := range rows {
+		place(r)
+	}
+	sorted = slices.Clone(rows)
+	slices.SortStableFunc(sorted, func(a, b lm.Row) int { return place(a) - place(b) })
+	return sorted, models
+}
+
 // checkRows returns an error that names the row unless Forward can compute all rows: sequences of
-// this model, each once, ids of the vocabulary, and not too many.
+// this checkpoint, each once, ids of the vocabulary, and not too many.
 func (m *Model) checkRows(rows []lm.Row) error {
 	seen := make(map[*sequence]bool, len(rows))
 	for i, r := range rows {
 		s, ok := r.Sequence.(*sequence)
 		switch {
-		case !ok || s.cache != &m.cache:
-			return fmt.Errorf("row %d: a sequence of another model; must be of this one", i)
+		case !ok || s.of.Mix() != m.Mix():
+			return fmt.Errorf("row %d: a sequence of another checkpoint; must be of this one", i)
 		case seen[s]:
 			return fmt.Errorf("row %d: a sequence that is in the call already; must be there once", i)
 		case len(r.IDs) == 0:
@@ -217,9 +244,10 @@ func (m *Model) checkRows(rows []lm.Row) error {
 	return nil
 }
 
-// part is some tokens (ids) of a sequence in one pass. rows are its rows in the cache, up to the last of ids. logits
-// are those after the last of ids, or after each.
+// part is some tokens (ids) of a sequence of a model in one pass. rows are its rows in the cache, up to the last of
+// ids. logits are those after the last of ids, or after each.
 type part struct {
+	of     *Model
 	rows   []int32
 	ids    []int32
 	logits []float32
@@ -228,8 +256,8 @@ type part struct {
 // computeParts runs the network on parts of rows: side by side if the model is so small that one
 // thread each is faster, else in one pass. Errors are those of the device and ctx.
 func (m *Model) computeParts(ctx context.Context, parts []part) error {
-	m.cache.mu.RLock()
-	defer m.cache.mu.RUnlock()
+	m.caches.RLock()
+	defer m.caches.RUnlock()
 	if len(parts) > 1 && m.decoder.Bytes() < splitBytes {
 		return nn.Split(ctx, m.device, len(parts),
 			func(s tensor.Session, from, to int) error { return m.forwardParts(ctx, s, parts[from:to]) })
@@ -250,25 +278,33 @@ func (m *Model) forwardParts(ctx context.Context, s tensor.Session, parts []part
 	lists := make([]int32, 4*tokens) // ids, rows, positions, tokens of the pass
 	ids, rows := lists[:0:tokens], lists[tokens:tokens:2*tokens]
 	positions, order := lists[2*tokens:2*tokens:3*tokens], lists[3*tokens:]
-	past := &nn.Past{Cache: m.cache.matrix, Queries: make([][]int32, len(parts)), Keys: make([][]int32, len(parts))}
 	var last []int32
+	var pasts []nn.Past
+	var decoders []*nn.Decoder
+	var counts []int // of the tokens up to the end of each
 	for i, p := range parts {
 		from, n := len(ids), len(p.ids)
+		if i == 0 || p.of != parts[i-1].of {
+			pasts = append(pasts, nn.Past{Cache: p.of.cache.matrix, From: from})
+			decoders, counts = append(decoders, p.of.decoder), append(counts, 0)
+		}
+		k := len(pasts) - 1
+		past := &pasts[k]
 		ids = append(ids, p.ids...)
 		rows = append(rows, p.rows[len(p.rows)-n:]...)
 		for j := range n {
 			positions = append(positions, int32(len(p.rows)-n+j))
 			order[from+j] = int32(from + j)
 		}
-		past.Queries[i], past.Keys[i] = order[from:from+n], p.rows
+		past.Queries, past.Keys = append(past.Queries, order[from:from+n]), append(past.Keys, p.rows)
+		past.Rows, past.Positions, counts[k] = rows[past.From:], positions[past.From:], from+n
 		for j := n - len(p.logits)/m.card.Vocabulary; j < n; j++ {
 			last = append(last, int32(from+j))
 		}
 	}
-	past.Rows, past.Positions = rows, positions
 	d := m.decoder.Config.Width
 	x := tensor.NewMatrix(s, tokens, d)
-	m.decoder.Forward(s, x, ids, past)
+	nn.MixDecoders(decoders, counts).Forward(s, x, ids, pasts...)
 	if len(last) == 0 {
 		return nil
 	}

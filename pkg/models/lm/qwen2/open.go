@@ -89,7 +89,7 @@ func open(folder *safetensors.Folder, dir string, o lm.Options) (*Model, error) 
 	if o.CacheBytes <= 0 {
 		o.CacheBytes = defaultCacheBytes
 	}
-	m.cache.init(s.device, c.decoder.CacheCols(), o.CacheBytes)
+	m.cache.init(s.device, &m.caches, c.decoder.CacheCols(), o.CacheBytes)
 	s.users.Store(1)
 	s.base, s.baseHead, s.baseDigest = m.decoder, m.head, digest.Hex()
 	s.config, s.positions = c.decoder, positions

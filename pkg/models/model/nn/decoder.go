@@ -247,12 +247,13 @@ type Past struct {
 	Positions []int32       // of each token in its sequence
 	Queries   [][]int32     // tokens of the pass, by sequence
 	Keys      [][]int32     // rows of the cache, by sequence, those of the pass included
+	From      int           // its first token of the pass; those of the next past follow
 }
 
 // Forward writes the hidden states of tokens after the last layer, before the final norm, to x [L, width]. Without
-// a past the tokens are one sequence from its beginning. The bits of a token depend neither on the other sequences
-// of a pass, nor on how a sequence is split into passes.
-func (t *Decoder) Forward(s tensor.Session, x tensor.Matrix, ids []int32, past *Past) {
+// a past the tokens are one sequence from its beginning; a pass may have several pasts, with a cache each. The bits of
+// a token depend neither on the other sequences of a pass, nor on how a sequence is split into passes.
+func (t *Decoder) Forward(s tensor.Session, x tensor.Matrix, ids []int32, pasts ...Past) {
 	c := t.Config
 	d, n, kv := c.Width, len(ids), c.kv()
 	eps := float32(c.Epsilon)
@@ -262,8 +263,8 @@ func (t *Decoder) Forward(s tensor.Session, x tensor.Matrix, ids []int32, past *
 	hidden := tensor.NewFactors(s, n, c.Intermediate)
 	attention := tensor.Attention{Heads: c.Heads, KVHeads: c.KVHeads, Causal: true}
 	var positions []int32
-	if past != nil {
-		positions, attention.Sequences, attention.Keys = past.Positions, past.Queries, past.Keys
+	for _, p := range pasts {
+		positions = append(positions, p.Positions...)
 	}
 	s.Gather(x, t.Embed, ids)
 	for i := range t.layers {
@@ -273,12 +274,18 @@ func (t *Decoder) Forward(s tensor.Session, x tensor.Matrix, ids []int32, past *
 		qk := qkv.SliceCols(0, d+kv) // heads of q, then of k
 		s.RopeHalves(qk, qk, t.cos, t.sin, positions)
 		keys := qkv.SliceCols(d, d+2*kv) // and values
-		if past != nil {
-			own := past.Cache.SliceCols(2*kv*i, 2*kv*(i+1))
-			s.Scatter(own, keys, past.Rows)
-			keys = own
+		attend := func() {
+			s.Attention(y, qkv.SliceCols(0, d), keys.SliceCols(0, kv), keys.SliceCols(kv, 2*kv), attention)
 		}
-		s.Attention(y, qkv.SliceCols(0, d), keys.SliceCols(0, kv), keys.SliceCols(kv, 2*kv), attention)
+		if len(pasts) == 0 {
+			attend()
+		}
+		new := keys
+		for _, p := range pasts {
+			keys, attention.Sequences, attention.Keys = p.Cache.SliceCols(2*kv*i, 2*kv*(i+1)), p.Queries, p.Keys
+			s.Scatter(keys, new.SliceRows(p.From, p.From+len(p.Rows)), p.Rows)
+			attend()
+		}
 		l.out.Apply(s, x, y, tensor.Epilogue{Residual: x})
 		s.RMSNorm(y, x, l.mlpNorm, eps)
 		l.gateUp.Apply(s, gateUp, y, tensor.Epilogue{})
@@ -290,6 +297,29 @@ func (t *Decoder) Forward(s tensor.Session, x tensor.Matrix, ids []int32, past *
 // Norm computes the final norm; dst may alias x.
 func (t *Decoder) Norm(s tensor.Session, dst, x tensor.Matrix) {
 	s.RMSNorm(dst, x, t.norm, float32(t.Config.Epsilon))
+}
+
+// MixDecoders returns a decoder for a pass in which tokens up to ends[i] are of of[i]: all are adapted from one.
+func MixDecoders(of []*Decoder, ends []int) *Decoder {
+	if len(of) == 1 {
+		return of[0]
+	}
+	t := of[0].Clone()
+	lists := make([][]*Linear, len(of))
+	for i, o := range of {
+		lists[i] = o.linears()
+	}
+	Mix(t.linears(), lists, ends)
+	return t
+}
+
+// linears returns every matrix of weights, with its bias.
+func (t *Decoder) linears() (all []*Linear) {
+	for i := range t.layers {
+		l := &t.layers[i]
+		all = append(all, &l.qkv, &l.out, &l.gateUp, &l.down)
+	}
+	return all
 }
 
 // Clone returns a decoder whose projections may be replaced.

@@ -10,7 +10,26 @@ import (
 // Linear is y = x w^T + bias.
 type Linear struct {
 	W    tensor.Weight
-	Bias tensor.Vector // nil if there is none
+	Bias tensor.Vector   // nil if there is none
+	rows []tensor.RowsOf // of a pass with several weights; nil: W is that of all
+}
+
+// Mix makes each of ls the Linear for a pass in which rows up to ends[i] are of the one in its place in of[i]; these
+// differ in their weights alone.
+func Mix(ls []*Linear, of [][]*Linear, ends []int) {
+	for j, l := range ls {
+		l.rows = nil
+		for i := range of {
+			if w, n := of[i][j].W, len(l.rows); n > 0 && l.rows[n-1].W == w {
+				l.rows[n-1].To = ends[i]
+			} else {
+				l.rows = append(l.rows, tensor.RowsOf{W: w, To: ends[i]})
+			}
+		}
+		if len(l.rows) == 1 {
+			l.rows = nil
+		}
+	}
 }
 
 // Bytes returns the memory of the weights; 0 if there are none.
@@ -35,7 +54,21 @@ func VectorBytes(vs ...tensor.Vector) int {
 // Apply computes dst = x w^T + bias, and then the epilogue e.
 func (l *Linear) Apply(s tensor.Session, dst, x tensor.Matrix, e tensor.Epilogue) {
 	e.Bias = l.Bias
-	s.Linear(dst, x, l.W, e)
+	if l.rows == nil {
+		s.Linear(dst, x, l.W, e)
+		return
+	}
+	if m, ok := s.(tensor.RowsMultiplier); ok {
+		m.LinearOf(dst, x, l.rows, e)
+		return
+	}
+	from := 0
+	for _, r := range l.rows {
+		if r.To > from {
+			s.Linear(dst.SliceRows(from, r.To), x.SliceRows(from, r.To), r.W, e.Rows(from, r.To))
+		}
+		from = r.To
+	}
 }
 
 // Output is one of the projections that are stacked in a Linear.

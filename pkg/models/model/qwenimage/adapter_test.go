@@ -91,6 +91,46 @@ func TestModel_WithAdapters_swapsAndRestores(t *testing.T) {
 	}
 }
 
+// Rows of several versions in one call have the bits that each has alone, in any order and on any number of threads.
+func TestModel_MixesVersions(t *testing.T) {
+	first, second := openAdapter(t, "lora-first"), openAdapter(t, "lora-second")
+	for _, threads := range []int{1, 3} {
+		m := openModel(t, "full", qwenimage.Options{Options: model.Options{Threads: threads}})
+		of := []*qwenimage.Model{
+			m, withAdapters(t, m, lora.Weighted{Adapter: first, Weight: 1}),
+			withAdapters(t, m, lora.Weighted{Adapter: second, Weight: 1}),
+			withAdapters(t, m, lora.Weighted{Adapter: first, Weight: 0.4}, lora.Weighted{Adapter: second, Weight: 1}),
+		}
+		b := newBench(t, m, 11)
+		for _, each := range [][]int{{0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2}, {3, 3, 1, 1, 1, 0, 0, 2, 2, 3, 3}} {
+			batch, want := make([]model.Row, len(each)), make([][]float32, len(each))
+			for i, k := range each {
+				want[i] = b.run(t, of[k], i, i+1)[0]
+				batch[i] = model.Row{
+					X: b.x[i], Sigma: b.sigma[i], Conditioning: b.cond[i], Of: of[k], Dst: make([]float32, len(b.x[i])),
+				}
+			}
+			if err := of[each[1]].Velocity(t.Context(), batch, media.ImageSize(b.h, b.w)); err != nil {
+				t.Fatal(err)
+			}
+			for i, r := range batch {
+				if !slices.Equal(r.Dst, want[i]) {
+					t.Errorf("%d threads: row %d of model %d has other bits than alone", threads, i, each[i])
+				}
+				if k := (each[i] + 1) % len(of); slices.Equal(b.run(t, of[k], i, i+1)[0], want[i]) {
+					t.Errorf("model %d gives the same as %d", k, each[i])
+				}
+			}
+		}
+		other := openModel(t, "full", qwenimage.Options{})
+		row := model.Row{X: b.x[0], Conditioning: b.cond[0], Of: other, Dst: make([]float32, len(b.x[0]))}
+		err := m.Velocity(t.Context(), []model.Row{row}, media.ImageSize(b.h, b.w))
+		if err == nil || !strings.Contains(err.Error(), "of another checkpoint") {
+			t.Errorf("a row of a model that was opened anew: %v", err)
+		}
+	}
+}
+
 func TestModel_Close_sharedThreads(t *testing.T) {
 	m, err := qwenimage.Open(filepath.Join(golden, "full"), qwenimage.Options{Options: model.Options{Threads: 2}})
 	if err != nil {

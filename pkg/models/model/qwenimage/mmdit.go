@@ -3,6 +3,7 @@ package qwenimage
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/meander-rl/meander/pkg/models/model/nn"
 	"github.com/meander-rl/meander/pkg/models/tensor"
@@ -77,18 +78,36 @@ func loadMMDiT(l *nn.Loader, c *transformerConfig) *mmdit {
 	return m
 }
 
-// linears calls f for every matrix of weights of the transformer, each with its bias.
-func (m *mmdit) linears(f func(*nn.Linear)) {
-	for _, l := range []*nn.Linear{&m.imgIn, &m.textIn, &m.time1, &m.time2, &m.modOut, &m.out} {
-		f(l)
-	}
+// linears returns every matrix of weights of the transformer, each with its bias: of the timesteps, and those that
+// multiply tokens of images and of texts.
+func (m *mmdit) linears() (times, images, texts []*nn.Linear) {
+	times = []*nn.Linear{&m.time1, &m.time2, &m.modOut}
+	images, texts = []*nn.Linear{&m.imgIn, &m.out}, []*nn.Linear{&m.textIn}
 	for i := range m.blocks {
-		for _, s := range []*mmditStream{&m.blocks[i].img, &m.blocks[i].txt} {
-			for _, l := range []*nn.Linear{&s.mod, &s.qkv, &s.out, &s.up, &s.down} {
-				f(l)
-			}
-		}
+		img, txt := &m.blocks[i].img, &m.blocks[i].txt
+		times = append(times, &img.mod, &txt.mod)
+		images = append(images, &img.qkv, &img.out, &img.up, &img.down)
+		texts = append(texts, &txt.qkv, &txt.out, &txt.up, &txt.down)
 	}
+	return times, images, texts
+}
+
+// mixed returns a transformer for a pass in which the tokens of images and of texts up to images[i] and texts[i] are of
+// transformer of[i]. Its modulations are those of the first.
+func mixed(of []*mmdit, images, texts []int) *mmdit {
+	if len(of) == 1 {
+		return of[0]
+	}
+	m := of[0].clone()
+	_, image, text := m.linears()
+	each := [2][][]*nn.Linear{}
+	for _, o := range of {
+		_, i, t := o.linears()
+		each[0], each[1] = append(each[0], i), append(each[1], t)
+	}
+	nn.Mix(image, each[0], images)
+	nn.Mix(text, each[1], texts)
+	return m
 }
 
 // bytes returns the memory of the transformer's weights on the device, in bytes, for the model's
@@ -99,7 +118,9 @@ func (m *mmdit) bytes() int {
 		b := &m.blocks[i]
 		n += nn.VectorBytes(b.img.normQ, b.img.normK, b.txt.normQ, b.txt.normK)
 	}
-	m.linears(func(l *nn.Linear) { n += l.Bytes() })
+	for _, l := range slices.Concat(m.linears()) {
+		n += l.Bytes()
+	}
 	return n
 }
 

@@ -158,7 +158,7 @@ func (m *Model) encode(ctx context.Context, prompts []string, truncate bool) ([]
 func (m *Model) encodeOne(s tensor.Session, prompt string, ids []int32) *model.Conditioning {
 	d := m.text.Config.Width
 	hidden := tensor.NewMatrix(s, len(ids), d)
-	m.text.Forward(s, hidden, ids, nil)
+	m.text.Forward(s, hidden, ids)
 	m.text.Norm(s, hidden, hidden)
 	embeds := make([]float32, (len(ids)-promptTokensDropped)*d)
 	s.CopyOut(embeds, hidden.SliceRows(promptTokensDropped, len(ids)))

@@ -1,9 +1,11 @@
 package qwenimage
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/meander-rl/meander/pkg/models/model"
@@ -12,8 +14,13 @@ import (
 )
 
 // Velocity evaluates the transformer for rows of different prompts and sigmas. Each thread
-// computes a part of the rows together, without padding.
+// computes a part of the rows together, without padding. Rows of several models share all but the products with weights
+// that differ.
 func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size) error {
+	rows, of, err := m.sortRows(rows)
+	if err != nil {
+		return err
+	}
 	tokens, err := m.card.CheckRows(rows, size)
 	if err != nil {
 		return err
@@ -24,7 +31,7 @@ func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size)
 		}
 	}
 	b := &batch{
-		m: m, ctx: ctx, rows: rows, tokens: tokens,
+		m: m, ctx: ctx, rows: rows, of: of, tokens: tokens,
 		rope: m.rope(size.Height/m.card.PixelsPerToken, size.Width/m.card.PixelsPerToken),
 	}
 	switch n := len(rows); {
@@ -39,6 +46,44 @@ func (m *Model) Velocity(ctx context.Context, rows []model.Row, size model.Size)
 		b.keepModulations()
 	}
 	return err
+}
+
+// Mix implements lora.Mixer: adapters leave the norms, which tell checkpoints apart.
+func (m *Model) Mix() any { return m.transformer.textRMS }
+
+// sortRows returns rows with those of one model one after the other, and the model of each; rows and nil if all are of
+// m.
+func (m *Model) sortRows(rows []model.Row) (sorted []model.Row, of []*Model, err error) {
+	if !slices.ContainsFunc(rows, func(r model.Row) bool { return r.Of != nil && r.Of != model.Model(m) }) {
+		return rows, nil, nil
+	}
+	var each []*Model // once
+	for i := range rows {
+		o, ok := cmp.Or(rows[i].Of, model.Model(m)).(*Model)
+		if !ok || o.Mix() != m.Mix() {
+			return nil, nil, fmt.Errorf("velocity row %d: of another checkpoint; must be of that of the call", i)
+		}
+		if of = append(of, o); !slices.Contains(each, o) {
+			each = append(each, o)
+		}
+	}
+	for _, o := range each {
+		for i, r := range rows {
+			if r.Of = nil; of[i] == o { // the check of rows compares weights with those of m
+				sorted = append(sorted, r)
+			}
+		}
+	}
+	slices.SortStableFunc(of, func(a, b *Model) int { return slices.Index(each, a) - slices.Index(each, b) })
+	return sorted, of, nil
+}
+
+// modelOf returns the model of a row.
+func (b *batch) modelOf(row int) *Model {
+	if b.of == nil {
+		return b.m
+	}
+	return b.of[row]
 }
 
 // promptEmbeds is the conditioning of the family: hidden states [tokens, width] without
@@ -75,6 +120,7 @@ type batch struct {
 	m      *Model
 	ctx    context.Context // of the call; the value does not outlive it
 	rows   []model.Row
+	of     []*Model // of each row; nil: m
 	tokens int
 	rope   *nn.RopeTable
 
@@ -82,8 +128,9 @@ type batch struct {
 	computed []modulations
 }
 
-// modulations are the modulations of sigmas, row by row, in the memory of the host.
+// modulations are the modulations of sigmas by a model, row by row, in the memory of the host.
 type modulations struct {
+	of     *Model
 	sigmas []float32
 	values []float32 // [sigmas, modulationSize]
 }
@@ -109,13 +156,13 @@ func (b *batch) compute(s tensor.Session, from, to int) error {
 	order := lists.Take(n) // the sequences, one after the other
 	x, embeds := tensor.NewMatrix(s, p.image, channels), tensor.NewMatrix(s, p.text, textWidth)
 
-	// Rows of one sigma share a modulation.
-	first := lists.Take(len(rows)) // the row where each modulation's sigma comes first
+	// Rows of one sigma and model share a modulation.
+	first := lists.Take(len(rows)) // the row where each modulation comes first
 	groups := 0
 	text, image, at := 0, p.text, 0
 	for i, r := range rows {
 		g := 0
-		for g < groups && rows[first[g]].Sigma != r.Sigma {
+		for g < groups && (rows[first[g]].Sigma != r.Sigma || b.modelOf(from+int(first[g])) != b.modelOf(from+i)) {
 			g++
 		}
 		if g == groups {
@@ -142,14 +189,10 @@ func (b *batch) compute(s tensor.Session, from, to int) error {
 	}
 	p.sequences = lists.Sequences
 
-	sigmas := make([]float32, groups)
-	for g := range sigmas {
-		sigmas[g] = rows[first[g]].Sigma
-	}
-	mod := b.modulations(s, sigmas)
+	transformer, mod := b.mix(s, from, to, first[:groups])
 	defer runtime.KeepAlive(mod)
 	out := tensor.NewMatrix(s, p.image, channels)
-	if err := m.transformer.forward(s, out, x, embeds, mod, &p, b.ctx.Err); err != nil {
+	if err := transformer.forward(s, out, x, embeds, mod, &p, b.ctx.Err); err != nil {
 		return err
 	}
 	for i, r := range rows {
@@ -158,10 +201,60 @@ func (b *batch) compute(s tensor.Session, from, to int) error {
 	return nil
 }
 
-// modulations returns the modulations of sigmas [sigmas, modulationSize]. Those that the device does not have yet are
-// computed together, and keepModulations gets them.
-func (b *batch) modulations(s tensor.Session, sigmas []float32) tensor.Matrix {
-	m, size := b.m, b.m.transformer.modulationSize()
+// mix returns the transformer of a pass of rows from..to-1, and the modulations of the rows first, by their models.
+func (b *batch) mix(s tensor.Session, from, to int, first []int32) (*mmdit, tensor.Matrix) {
+	if b.of == nil {
+		return b.m.transformer, b.modulations(s, b.m, b.sigmas(from, first))
+	}
+	var of []*mmdit
+	var images, texts, ends []int // of tokens of each model, and of modulations
+	var mods []tensor.Matrix
+	text, g := 0, 0
+	for i := from; i < to; {
+		m, end := b.of[i], i
+		for ; end < to && b.of[end] == m; end++ {
+			_, words := embedsOf(b.rows[end].Conditioning)
+			text += words
+		}
+		own := g
+		for g < len(first) && from+int(first[g]) < end {
+			g++
+		}
+		of, ends = append(of, m.transformer), append(ends, g)
+		mods = append(mods, b.modulations(s, m, b.sigmas(from, first[own:g])))
+		images, texts = append(images, (end-from)*b.tokens), append(texts, text)
+		i = end
+	}
+	if len(of) == 1 {
+		return of[0], mods[0]
+	}
+	all := tensor.NewMatrix(s, g, mods[0].Cols)
+	at := 0
+	for i, mod := range mods {
+		rows := make([]int32, 0, g)
+		for j := range ends[i] - at {
+			rows = append(rows, int32(j))
+		}
+		s.Gather(all.SliceRows(at, ends[i]), mod, rows)
+		at = ends[i]
+	}
+	runtime.KeepAlive(mods) // until the copies are launched
+	return mixed(of, images, texts), all
+}
+
+// sigmas returns those of some rows, counted from the row from.
+func (b *batch) sigmas(from int, rows []int32) []float32 {
+	out := make([]float32, len(rows))
+	for i, row := range rows {
+		out[i] = b.rows[from+int(row)].Sigma
+	}
+	return out
+}
+
+// modulations returns the modulations of sigmas by model m [sigmas, modulationSize]. Those that the device does not
+// have yet are computed together, and keepModulations gets them.
+func (b *batch) modulations(s tensor.Session, m *Model, sigmas []float32) tensor.Matrix {
+	size := m.transformer.modulationSize()
 	held := make([]tensor.Matrix, len(sigmas))
 	var missing []float32
 	for i, sigma := range sigmas {
@@ -179,7 +272,7 @@ func (b *batch) modulations(s tensor.Session, sigmas []float32) tensor.Matrix {
 		values := make([]float32, len(missing)*size)
 		s.CopyOutLater(values, computed)
 		b.mu.Lock()
-		b.computed = append(b.computed, modulations{missing, values})
+		b.computed = append(b.computed, modulations{m, missing, values})
 		b.mu.Unlock()
 	}
 	if len(missing) == len(sigmas) {
@@ -202,8 +295,8 @@ func (b *batch) modulations(s tensor.Session, sigmas []float32) tensor.Matrix {
 // keepModulations puts the modulations that passes have computed on the device, where later passes find them: requests
 // use the same sigmas again. Where passes may need that memory, they are computed each time.
 func (b *batch) keepModulations() {
-	m, size := b.m, b.m.transformer.modulationSize()
 	for _, c := range b.computed {
+		m, size := c.of, c.of.transformer.modulationSize()
 		for i, sigma := range c.sigmas {
 			if _, ok := m.modulations.Get(sigma); ok {
 				continue

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"math"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -177,39 +178,34 @@ func (c oklch) rgb() [3]float64 {
 	return linear
 }
 
+// named are the colours that have common names.
+var named = []struct {
+	names []string
+	oklch
+}{
+	{[]string{"red", "crimson", "scarlet"}, oklch{0.60, 0.23, 27}},
+	{[]string{"orange"}, oklch{0.75, 0.17, 58}},
+	{[]string{"yellow", "gold", "golden"}, oklch{0.88, 0.17, 95}},
+	{[]string{"green"}, oklch{0.64, 0.19, 143}},
+	{[]string{"teal"}, oklch{0.64, 0.11, 190}},
+	{[]string{"cyan", "turquoise"}, oklch{0.82, 0.13, 200}},
+	{[]string{"blue"}, oklch{0.55, 0.20, 260}},
+	{[]string{"navy"}, oklch{0.33, 0.13, 264}},
+	{[]string{"purple", "violet"}, oklch{0.52, 0.21, 300}},
+	{[]string{"magenta"}, oklch{0.65, 0.26, 330}},
+	{[]string{"pink"}, oklch{0.80, 0.12, 0}},
+	{[]string{"brown"}, oklch{0.47, 0.08, 55}},
+	{[]string{"black"}, oklch{0.18, 0.01, 270}},
+	{[]string{"gray", "grey", "silver"}, oklch{0.65, 0.01, 250}},
+	{[]string{"white"}, oklch{0.96, 0.01, 90}},
+}
+
 // namedColour returns the colour of a common name, and whether word is one.
 func namedColour(word string) (oklch, bool) {
-	switch word {
-	case "red", "crimson", "scarlet":
-		return oklch{0.60, 0.23, 27}, true
-	case "orange":
-		return oklch{0.75, 0.17, 58}, true
-	case "yellow", "gold", "golden":
-		return oklch{0.88, 0.17, 95}, true
-	case "green":
-		return oklch{0.64, 0.19, 143}, true
-	case "teal":
-		return oklch{0.64, 0.11, 190}, true
-	case "cyan", "turquoise":
-		return oklch{0.82, 0.13, 200}, true
-	case "blue":
-		return oklch{0.55, 0.20, 260}, true
-	case "navy":
-		return oklch{0.33, 0.13, 264}, true
-	case "purple", "violet":
-		return oklch{0.52, 0.21, 300}, true
-	case "magenta":
-		return oklch{0.65, 0.26, 330}, true
-	case "pink":
-		return oklch{0.80, 0.12, 0}, true
-	case "brown":
-		return oklch{0.47, 0.08, 55}, true
-	case "black":
-		return oklch{0.18, 0.01, 270}, true
-	case "gray", "grey", "silver":
-		return oklch{0.65, 0.01, 250}, true
-	case "white":
-		return oklch{0.96, 0.01, 90}, true
+	for _, c := range named {
+		if slices.Contains(c.names, word) {
+			return c.oklch, true
+		}
 	}
 	return oklch{}, false
 }

@@ -220,3 +220,57 @@ func swapsLoRAs(t *testing.T, c tensor.Device, folder string, a *lora.Adapter, c
 		}
 	}
 }
+
+// Rows of several LoRAs and of none in one call have the bits that each has alone: the weight multiplies them at once.
+func TestDevice_MixesLoRAs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes long: make integration")
+	}
+	folder, a := wideHeads(t)
+	for _, cs := range []struct {
+		factors    tensor.DType
+		capability int
+	}{{tensor.F32, 80}, {tensor.BF16, 80}, {tensor.BF16, 90}} {
+		t.Run(fmt.Sprintf("%s, capability %d", cs.factors, cs.capability), func(t *testing.T) {
+			d, err := cuda.New(ptxvm.New(ptxvm.Options{Unchecked: true, Capability: cs.capability}),
+				cuda.Options{Factors: cs.factors})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer d.Close()
+			const height, width = 32, 32
+			m, cond, x := opened(t, d, folder, height, width, 3)
+			defer m.Close()
+			of := []model.Model{m}
+			for _, weight := range []float64{1, 2} {
+				n, err := m.Adapted(lora.Weighted{Adapter: a, Weight: weight})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer n.Close()
+				of = append(of, n)
+			}
+			var rows []model.Row
+			for i, k := range []int{1, 0, 2, 1} {
+				sigma := []float32{0.7, 0.2}[i%2]
+				v := make([]float32, len(x))
+				rows = append(rows, model.Row{X: x, Sigma: sigma, Conditioning: cond, Of: of[k], Dst: v})
+			}
+			if err := m.Velocity(t.Context(), rows, media.ImageSize(height, width)); err != nil {
+				t.Fatal(err)
+			}
+			for i, r := range rows {
+				got := slices.Clone(r.Dst)
+				if err := r.Of.Velocity(t.Context(), rows[i:i+1], media.ImageSize(height, width)); err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(got, r.Dst) {
+					t.Errorf("row %d has other bits than alone: relative L2 distance %.2g", i, distance(got, r.Dst))
+				}
+			}
+			if slices.Equal(rows[0].Dst, rows[2].Dst) {
+				t.Error("the LoRAs do not differ")
+			}
+		})
+	}
+}

@@ -121,9 +121,10 @@ func gpuNames(n int) string {
 }
 
 var (
-	_ tensor.Device       = (*Device)(nil)
-	_ tensor.Limited      = (*Device)(nil)
-	_ tensor.LowRankAdder = (*Device)(nil)
+	_ tensor.Device         = (*Device)(nil)
+	_ tensor.Limited        = (*Device)(nil)
+	_ tensor.LowRankAdder   = (*Device)(nil)
+	_ tensor.RowsMultiplier = (*session)(nil)
 )
 
 // names of the kernels that sessions launch.

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/models/tensor/cuda/driver"
@@ -47,35 +48,95 @@ func (s *session) epilogue(op string, e tensor.Epilogue, m, n int) []driver.Arg 
 func (s *session) Linear(dst, x tensor.Matrix, w tensor.Weight, e tensor.Epilogue) {
 	want("linear", "x", x, x.Rows, w.K())
 	want("linear", "dst", dst, x.Rows, w.N())
-	defer s.releaseScratch()
-	if s.d.bf16 {
-		x = s.factor(x)
-	} else {
-		x = s.float(x)
+	if _, ok := w.(*adapted); ok {
+		s.adaptedLinear(dst, x, []tensor.RowsOf{{W: w, To: x.Rows}}, e)
+		return
 	}
-	if a, ok := w.(*adapted); ok {
-		s.adaptedLinear(dst, x, a, e)
-	} else if a := w.(*array); !s.libraryProduct(dst, e, product{x, a}) {
+	defer s.releaseScratch()
+	if x, a := s.multiplied(x), w.(*array); !s.libraryProduct(dst, e, product{x: x, a: a}) {
 		s.linear(dst, x, a, e)
 	}
+}
+
+// multiplied is x in the type of factors.
+func (s *session) multiplied(x tensor.Matrix) tensor.Matrix {
+	if s.d.bf16 {
+		return s.factor(x)
+	}
+	return s.float(x)
+}
+
+// LinearOf implements tensor.RowsMultiplier.
+func (s *session) LinearOf(dst, x tensor.Matrix, rows []tensor.RowsOf, e tensor.Epilogue) {
+	for from := 0; len(rows) > 0; {
+		a, n := rows[0].W, 1
+		if a, ok := a.(*adapted); ok {
+			for n < len(rows) && isBeside(a.array, rows[n].W) {
+				n++
+			}
+		}
+		to, part := rows[n-1].To, slices.Clone(rows[:n])
+		for i := range part {
+			part[i].To -= from
+		}
+		y, z, own := dst.SliceRows(from, to), x.SliceRows(from, to), e.Rows(from, to)
+		switch {
+		case from == to:
+		case n == 1:
+			s.Linear(y, z, a, own)
+		default:
+			want("linear", "x", z, z.Rows, a.K())
+			want("linear", "dst", y, z.Rows, a.N())
+			s.adaptedLinear(y, z, part, own)
+		}
+		rows, from = rows[n:], to
+	}
+}
+
+// isBeside says whether w is weight base with products beside it.
+func isBeside(base *array, w tensor.Weight) bool {
+	a, ok := w.(*adapted)
+	return ok && a.array == base
 }
 
 // sumRows is how many rows of a sum in float32 adaptedLinear holds at once.
 const sumRows = 1024
 
-// adaptedLinear is Linear of a weight with products beside it. What the library does not have, the kernels do: they
-// add in float32, in dst if it has that type, and the epilogue follows.
-func (s *session) adaptedLinear(dst, x tensor.Matrix, a *adapted, e tensor.Epilogue) {
-	low := s.scratch(x.Rows, a.down.n, padded(a.down.n), s.d.Factors())
-	if !s.libraryProduct(low, tensor.Epilogue{}, product{x, a.down}) {
-		s.linear(low, x, a.down, tensor.Epilogue{})
+// lowRows are the rows from..to-1 of a product with x down^T, which up multiplies.
+type lowRows struct {
+	from, to int
+	low      tensor.Matrix
+	up       *array
+}
+
+// adaptedLinear is Linear of a weight with products beside it, which rows have of their own. What the library does not
+// have, the kernels do: they add in float32, in dst if it has that type, and the epilogue follows.
+func (s *session) adaptedLinear(dst, x tensor.Matrix, rows []tensor.RowsOf, e tensor.Epilogue) {
+	defer s.releaseScratch()
+	x = s.multiplied(x)
+	base := rows[0].W.(*adapted).array
+	var parts []lowRows
+	var sums []product
+	from := 0
+	for _, r := range rows {
+		a, z := r.W.(*adapted), x.SliceRows(from, r.To)
+		low := s.scratch(z.Rows, a.down.n, padded(a.down.n), s.d.Factors())
+		if !s.libraryProduct(low, tensor.Epilogue{}, product{x: z, a: a.down}) {
+			s.linear(low, z, a.down, tensor.Epilogue{})
+		}
+		parts, sums = append(parts, lowRows{from, r.To, low, a.up}), append(sums, product{low, a.up, from})
+		from = r.To
 	}
-	if s.libraryProduct(dst, e, product{low, a.up}, product{x, a.array}) {
+	if s.libraryProduct(dst, e, append(sums, product{x: x, a: base})...) {
 		return
 	}
 	if e.Act == tensor.Identity && !isBF16(dst) {
-		s.linear(dst, x, a.array, e)
-		s.linear(dst, low, a.up, tensor.Epilogue{Gate: e.Gate, Group: e.Group, Residual: dst})
+		s.linear(dst, x, base, e)
+		for _, p := range parts {
+			to := dst.SliceRows(p.from, p.to)
+			own := e.Rows(p.from, p.to)
+			s.linear(to, p.low, p.up, tensor.Epilogue{Gate: e.Gate, Group: own.Group, Residual: to})
+		}
 		return
 	}
 	sum := dst
@@ -83,17 +144,16 @@ func (s *session) adaptedLinear(dst, x tensor.Matrix, a *adapted, e tensor.Epilo
 		sum = s.scratch(min(dst.Rows, sumRows), dst.Cols, padded(dst.Cols), tensor.F32)
 	}
 	for from := 0; from < dst.Rows; from += sum.Rows {
-		to, part := min(from+sum.Rows, dst.Rows), e
+		to := min(from+sum.Rows, dst.Rows)
 		own := sum.SliceRows(0, to-from)
-		if !e.Residual.IsZero() {
-			part.Residual = e.Residual.SliceRows(from, to)
+		s.linear(own, x.SliceRows(from, to), base, tensor.Epilogue{})
+		for _, p := range parts {
+			if i, j := max(from, p.from), min(to, p.to); i < j {
+				at := own.SliceRows(i-from, j-from)
+				s.linear(at, p.low.SliceRows(i-p.from, j-p.from), p.up, tensor.Epilogue{Residual: at})
+			}
 		}
-		if e.Group != nil {
-			part.Group = e.Group[from:to]
-		}
-		s.linear(own, x.SliceRows(from, to), a.array, tensor.Epilogue{})
-		s.linear(own, low.SliceRows(from, to), a.up, tensor.Epilogue{Residual: own})
-		s.finish(dst.SliceRows(from, to), own, part)
+		s.finish(dst.SliceRows(from, to), own, e.Rows(from, to))
 	}
 }
 

@@ -46,13 +46,15 @@ func (l *lockedProducts) Close() error {
 	return l.p.Close()
 }
 
-// product is x a^T.
+// product is x a^T, of the rows of a result from there on.
 type product struct {
-	x tensor.Matrix
-	a *array
+	x    tensor.Matrix
+	a    *array
+	from int
 }
 
-// libraryProduct computes Linear in bf16 by the library, of the sum of products; it returns false where the library
+// libraryProduct computes Linear in bf16 by the library, of the sum of products, the last of all rows
+// and those before of different ones; it returns false where the library
 // does not have one of them, and those before it may be in dst. What the library cannot do after the last one, kernel
 // finish_f32 or finish_wide does. An error of the device is kept for Run.
 func (s *session) libraryProduct(dst tensor.Matrix, e tensor.Epilogue, sum ...product) bool {
@@ -65,7 +67,9 @@ func (s *session) libraryProduct(dst tensor.Matrix, e tensor.Epilogue, sum ...pr
 		to = s.scratch(dst.Rows, dst.Cols, padded(dst.Cols), tensor.F32)
 	}
 	for i, p := range sum {
-		if !s.multiply(driver.Product{Add: i > 0}, to, p.x, p.a, e, alone && i == len(sum)-1) {
+		last := i == len(sum)-1
+		part := to.SliceRows(p.from, p.from+p.x.Rows)
+		if !s.multiply(driver.Product{Add: last && i > 0}, part, p.x, p.a, e, alone && last) {
 			return false
 		}
 	}

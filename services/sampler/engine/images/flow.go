@@ -77,8 +77,15 @@ func (p *evaluated) Take() ([]schemas.StepEvent, error) {
 	return []schemas.StepEvent{step}, nil
 }
 
-// Bucket is the size: samples of one size are rows of one call.
-func (p *evaluated) Bucket() string { return sampling.SizeOf(&p.req.Sampling).String() }
+// bucket is of samples that are rows of one call: of one size, by models that mix.
+type bucket struct {
+	mix  any
+	size media.Size
+}
+
+func (p *evaluated) Bucket() any {
+	return bucket{engine.MixOf(p.e.model, p.e), sampling.SizeOf(&p.req.Sampling)}
+}
 
 // Texts are what the velocity depends on besides the state.
 func (p *evaluated) Texts() (card model.Card, cond, negative *model.Conditioning) {
@@ -177,6 +184,7 @@ func (e *flowEngine) Step(ctx context.Context, episodes []engine.Episode) error 
 		p, at := ep.base(), ep.point()
 		at.Dst = p.output
 		rows[i] = RowOf(&p.req.Sampling, p.cond, p.negCond, at)
+		rows[i].Of = p.e.model
 	}
 	size := sampling.SizeOf(&episodes[0].(evaluatedEpisode).base().req.Sampling)
 	faults, err := v.Eval(ctx, rows, size)

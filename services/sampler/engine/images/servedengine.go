@@ -134,8 +134,8 @@ func (s *Served) Step(ctx context.Context, episodes []engine.Episode) error {
 	return nil
 }
 
-// Bucket is one for all: servers make images one by one.
-func (p *servedEpisode) Bucket() string { return "" }
+// Bucket is one for all of an engine: servers make images one by one.
+func (p *servedEpisode) Bucket() any { return p.e }
 
 // Take returns all steps once the image is made.
 func (p *servedEpisode) Take() ([]schemas.StepEvent, error) {

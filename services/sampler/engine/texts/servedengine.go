@@ -102,6 +102,9 @@ type servedEpisode struct {
 	err     error
 }
 
+// Bucket is one for all of an engine: servers draw samples one by one.
+func (p *servedEpisode) Bucket() any { return p.e }
+
 // drawn is one part of an answer, or the error that ends it.
 type drawn struct {
 	remotelm.Chunk

@@ -1,6 +1,7 @@
 package texts
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -231,7 +232,8 @@ func (p *transcript) queueEvent(e *schemas.Tokens) {
 	p.events = append(p.events, e)
 }
 
-func (p *transcript) Bucket() string { return "" }
+// Bucket is of the samples whose models mix.
+func (p *tokenEpisode) Bucket() any { return engine.MixOf(p.e.model, p.e) }
 
 // Step has the model evaluate the tokens that each sequence got last, and draws the next token of each. Without free
 // cache the youngest episodes get an error and begin again.
@@ -242,27 +244,8 @@ func (e *tokenEngine) Step(ctx context.Context, episodes []engine.Episode) error
 			of = append(of, p)
 		}
 	}
-	for len(of) > 0 {
-		faults, err := e.evaluate(ctx, of)
-		for i, p := range of {
-			p.err = faults[i]
-		}
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, lm.ErrFull) {
-			return err
-		}
-		if e.freeCache() {
-			continue
-		}
-		// The youngest makes room for the others, and is made again, to the same tokens.
-		last := len(of) - 1
-		if of[last].err = err; last == 0 {
-			of[last].err = bus.Terminal(schemas.CodeFailed, err)
-		}
-		_ = of[last].Close()
-		of = of[:last]
+	if err := e.evaluateFitting(ctx, of); err != nil {
+		return err
 	}
 	d := e.distributions.Get().(*decoding.Distribution)
 	defer e.distributions.Put(d)
@@ -272,6 +255,42 @@ func (e *tokenEngine) Step(ctx context.Context, episodes []engine.Episode) error
 			p.unseen = nil
 			p.err = engine.Guarded(func() error { return p.draw(d) })
 		}
+	}
+	return nil
+}
+
+// evaluateFitting evaluates what fits into the cache. Where it is full, each model's samples are evaluated alone: it
+// has a cache of its own.
+func (e *tokenEngine) evaluateFitting(ctx context.Context, of []*tokenEpisode) error {
+	for len(of) > 0 {
+		faults, err := e.evaluate(ctx, of)
+		for i, p := range of {
+			p.err = faults[i]
+		}
+		if !errors.Is(err, lm.ErrFull) {
+			return err
+		}
+		own, others := of[:0:0], of[:0:0]
+		for _, p := range of {
+			if p.e == of[0].e {
+				own = append(own, p)
+			} else {
+				others = append(others, p)
+			}
+		}
+		if len(others) > 0 {
+			return cmp.Or(e.evaluateFitting(ctx, own), e.evaluateFitting(ctx, others))
+		}
+		if of[0].e.freeCache() {
+			continue
+		}
+		// The youngest makes room for the others, and is made again, to the same tokens.
+		last := len(of) - 1
+		if of[last].err = err; last == 0 {
+			of[last].err = bus.Terminal(schemas.CodeFailed, err)
+		}
+		_ = of[last].Close()
+		of = of[:last]
 	}
 	return nil
 }
