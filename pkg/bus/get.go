@@ -1,7 +1,6 @@
 package bus
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/meander-rl/meander/schemas"
 )
@@ -144,7 +144,7 @@ func directError(stream string, m *nats.Msg) error {
 
 const (
 	// multiBatch bounds the messages in one answer to LastMany, multiBytes the bytes.
-	multiBatch = 256
+	multiBatch = 1024
 	multiBytes = 8 << 20
 )
 
@@ -155,7 +155,12 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 	if len(filters) == 0 {
 		return nil, nil
 	}
-	req := directRequest{MultiLast: filters, Batch: multiBatch, MaxBytes: multiBytes}
+	return b.lastManyFrom(ctx, stream, filters, 0)
+}
+
+// lastManyFrom is LastMany of the messages from a sequence on.
+func (b *Bus) lastManyFrom(ctx context.Context, stream string, filters []string, from uint64) ([]*Message, error) {
+	req := directRequest{MultiLast: filters, Seq: from, Batch: multiBatch, MaxBytes: multiBytes}
 	reached, err := b.leaderSeq(ctx, stream)
 	if err != nil {
 		return nil, fmt.Errorf("last of each subject of %s: %w", stream, err)
@@ -166,7 +171,7 @@ func (b *Bus) LastMany(ctx context.Context, stream string, filters []string) ([]
 		if errors.Is(err, errTooMany) || errors.Is(err, ErrPermission) || err == nil && pending > 0 && reached > 0 {
 			// A direct get has at most 1,024 subjects, a reader any number. In a cluster, each page may come from
 			// another server.
-			return b.lastPerSubject(ctx, stream, filters)
+			return b.lastPerSubject(ctx, stream, filters, from)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("last of each subject of %s: %w", stream, err)
@@ -275,22 +280,6 @@ func (b *Bus) readPage(
 		}
 		page = append(page, message)
 	}
-}
-
-// lastPerSubject is LastMany by readers, one for each filter, where one request is not enough; the result is sorted
-// by sequence and without duplicates.
-func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []string) ([]*Message, error) {
-	var out []*Message
-	for _, filter := range filters {
-		for m, err := range b.Read(ctx, stream, []string{filter}, ReadOptions{lastPerSubject: true}) {
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, m)
-		}
-	}
-	slices.SortFunc(out, func(a, b *Message) int { return cmp.Compare(a.Seq, b.Seq) })
-	return slices.CompactFunc(out, func(a, b *Message) bool { return a.Seq == b.Seq }), nil
 }
 
 // Stored returns how many messages of a stream match the filters, from a sequence on. In a cluster it may be too few.
@@ -485,15 +474,23 @@ func (b *Bus) Sizes(ctx context.Context) ([]StreamStats, error) { return b.stats
 
 // stats asks for each stream once, and ends with the first that the server does not tell of.
 func (b *Bus) stats(ctx context.Context, withConsumers bool) (out []StreamStats, err error) {
-	for _, k := range allStores() {
-		stats, s, err := b.streamStats(ctx, k)
-		if err == nil && withConsumers {
-			err = b.addConsumers(ctx, stats, s)
-		}
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, *stats)
+	stores := allStores()
+	out = make([]StreamStats, len(stores))
+	g, ctx := errgroup.WithContext(ctx)
+	for i, k := range stores { // side by side, which spares both ends most of their awakenings
+		g.Go(func() error {
+			stats, s, err := b.streamStats(ctx, k)
+			if err == nil && withConsumers {
+				err = b.addConsumers(ctx, stats, s)
+			}
+			if err == nil {
+				out[i] = *stats
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
 	}
 	return out, nil
 }

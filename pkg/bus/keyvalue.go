@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -112,12 +113,21 @@ func (b *Bus) Entry(ctx context.Context, bucket, key string) (Entry, error) {
 }
 
 // Entries returns what the keys of a bucket hold that a filter matches.
-func (b *Bus) Entries(ctx context.Context, bucket, filter string) (all []Entry, err error) {
-	stored, err := b.LastMany(ctx, "KV_"+bucket, []string{schemas.BucketSubject(bucket, filter)})
+func (b *Bus) Entries(ctx context.Context, bucket, filter string) ([]Entry, error) {
+	all, err := b.EntriesFrom(ctx, bucket, filter, 0)
+	return slices.DeleteFunc(all, func(e Entry) bool { return e.Value == nil }), err
+}
+
+// EntriesFrom returns what the keys hold that were stored under a revision from one on, in the order of revisions. The
+// value of a key that was removed is nil.
+func (b *Bus) EntriesFrom(ctx context.Context, bucket, filter string, from uint64) (all []Entry, err error) {
+	stored, err := b.lastManyFrom(ctx, "KV_"+bucket, []string{schemas.BucketSubject(bucket, filter)}, from)
 	for _, m := range stored {
-		if !m.removesKey() {
-			all = append(all, Entry{strings.TrimPrefix(m.Subject, schemas.BucketSubject(bucket, "")), m.Data, m.Seq})
+		e := Entry{strings.TrimPrefix(m.Subject, schemas.BucketSubject(bucket, "")), m.Data, m.Seq}
+		if m.removesKey() {
+			e.Value = nil
 		}
+		all = append(all, e)
 	}
 	return all, err
 }
@@ -195,9 +205,10 @@ func (b *Bus) deleteRun(ctx context.Context, run schemas.Run) error {
 			_, err = b.PurgeSubject(ctx, schemas.StreamRunBucket, schemas.BucketSubject(schemas.RunBucket, key))
 		}
 	}
-	if err == nil {
-		_, err = b.PurgeSubject(ctx, schemas.StreamCountBucket,
-			schemas.BucketSubject(schemas.CountBucket, "*."+string(run)))
+	for _, key := range []string{"*." + string(run), "pack.*"} { // its record, and all records
+		if err == nil {
+			_, err = b.PurgeSubject(ctx, schemas.StreamCountBucket, schemas.BucketSubject(schemas.CountBucket, key))
+		}
 	}
 	if err == nil {
 		err = b.deleteControls(ctx, run)

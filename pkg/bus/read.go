@@ -2,11 +2,14 @@ package bus
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -328,6 +331,21 @@ func (c Cursor) nextSequence(s *jetstream.StreamInfo) (uint64, error) {
 			s.State.FirstSeq-1)
 	}
 	return seq + 1, nil
+}
+
+// lastPerSubject is lastManyFrom by readers, one for each filter, where one request is not enough.
+func (b *Bus) lastPerSubject(ctx context.Context, stream string, filters []string, from uint64) ([]*Message, error) {
+	last := map[string]*Message{}
+	for _, filter := range filters {
+		o := ReadOptions{lastPerSubject: from == 0, FromSeq: from}
+		for m, err := range b.Read(ctx, stream, []string{filter}, o) {
+			if err != nil {
+				return nil, err
+			}
+			last[m.Subject] = m
+		}
+	}
+	return slices.SortedFunc(maps.Values(last), func(a, b *Message) int { return cmp.Compare(a.Seq, b.Seq) }), nil
 }
 
 // Replay publishes the original of a dead letter again, from the letter or from the object store, and removes the

@@ -16,6 +16,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
@@ -42,8 +43,9 @@ func filters(stream string, run schemas.Run) []string {
 
 const (
 	// prefix begins the keys of records. Another number: records of another form.
-	prefix  = "counts7"
+	prefix  = "counts8"
 	headKey = prefix
+	packKey = "pack." + prefix
 	// atOnce is how many runs are asked about, or written, side by side.
 	atOnce = 16
 	// worthwhile is how many events a look has to find before it writes them into records.
@@ -74,13 +76,21 @@ type Sum struct {
 	N  int64
 }
 
+// Outcome is how many events of a kind (trajectory, reward, advantage) say an outcome; of trajectories it counts the
+// samples that end with them.
+type Outcome struct {
+	_msgpack struct{} `msgpack:",as_array"` //nolint:unused // says it to the library
+
+	Kind, Outcome string
+	N             int64
+}
+
 // Run are the counts of one run.
 type Run struct {
 	Marks [len(counted)]Mark `msgpack:"m"` // of the counted streams
-	// Groups have a record. Outcomes counts, by kind of event (trajectory, reward, advantage), what they say; of
-	// trajectories it counts the samples that end with them.
-	Groups   int64                       `msgpack:"g,omitempty"`
-	Outcomes map[string]map[string]int64 `msgpack:"o,omitempty"`
+	// Groups have a record.
+	Groups   int64     `msgpack:"g,omitempty"`
+	Outcomes []Outcome `msgpack:"o,omitempty"`
 	// Mean is the sum of the mean rewards of groups, and over how many; Lane made the first sample that has one.
 	Mean Sum          `msgpack:"a"`
 	Lane schemas.Lane `msgpack:"e,omitempty"`
@@ -104,16 +114,18 @@ type Run struct {
 	letters  map[schemas.UID]int64
 }
 
-// Of returns how many events of a kind have an outcome.
-func (r *Run) Of(kind, outcome string) int64 { return r.Outcomes[kind][outcome] }
-
-// Ended returns how many samples have a trajectory, of whatever outcome.
-func (r *Run) Ended() (n int64) {
-	for _, of := range r.Outcomes[schemas.KindTrajectory] {
-		n += of
+// Of returns how many events of a kind have an outcome; "": whatever it is.
+func (r *Run) Of(kind, outcome string) (n int64) {
+	for _, o := range r.Outcomes {
+		if o.Kind == kind && (o.Outcome == outcome || outcome == "") {
+			n += o.N
+		}
 	}
 	return n
 }
+
+// Ended returns how many samples have a trajectory, of whatever outcome.
+func (r *Run) Ended() int64 { return r.Of(schemas.KindTrajectory, "") }
 
 // Refused returns how many dead letters of intake are of prompts without a group.
 func (r *Run) Refused() (n int64) {
@@ -207,6 +219,9 @@ func Advance(ctx context.Context, b *bus.Bus) error {
 	err = k.measureEnded(ctx)
 	k.measured = err == nil
 	k.write(ctx)
+	if k.newer > max(worthwhile, len(k.runs)/8) {
+		err = errors.Join(err, k.pack(ctx))
+	}
 	return err
 }
 
@@ -242,6 +257,7 @@ type book struct {
 	unsure bool // the streams have changed meanwhile: the head stays
 
 	measured bool // all runs that have ended
+	newer    int  // how many records are not in the pack
 
 	mu sync.Mutex // over runs and read, while runs are verified side by side
 }
@@ -291,29 +307,6 @@ func (k *book) readHead(ctx context.Context) error {
 		k.states[stream] = states[i]
 		if k.head != nil && k.head.Marks[stream].Seq > states[i].last { // the stream was made anew
 			k.head = &head{revision: e.Revision}
-		}
-	}
-	return nil
-}
-
-// readRecords reads the records. Runs without one, or with one that cannot be read, are counted from the head, or in
-// full.
-func (k *book) readRecords(ctx context.Context) error {
-	entries, err := k.b.Entries(ctx, schemas.CountBucket, key(k.run))
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		r, name := &Run{revision: e.Revision}, schemas.Run(e.Key[len(prefix)+1:])
-		whole := msgpack.Unmarshal(e.Value, r) == nil && !r.Large
-		for i, m := range r.Marks {
-			whole = whole && m.Seq <= k.states[counted[i]].last // else the stream was made anew
-		}
-		k.runs[name] = r
-		if !whole {
-			if err := k.recount(ctx, name); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
@@ -486,6 +479,8 @@ func (k *book) countAnew(ctx context.Context) error {
 // verifyRun compares the counts of a run with how many messages of it the server has, and counts it anew where they
 // differ.
 func (k *book) verifyRun(ctx context.Context, run schemas.Run, streams []string) error {
+	var differs atomic.Bool
+	g, inner := errgroup.WithContext(ctx)
 	for _, stream := range streams {
 		k.mu.Lock()
 		want := uint64(0)
@@ -493,20 +488,23 @@ func (k *book) verifyRun(ctx context.Context, run schemas.Run, streams []string)
 			want = r.mark(stream).Events
 		}
 		k.mu.Unlock()
-		n, err := k.b.Stored(ctx, stream, filters(stream, run), 1)
-		if err == nil && n != want {
-			var newer uint64
-			newer, err = k.b.Stored(ctx, stream, filters(stream, run), k.states[stream].last+1)
-			n -= newer
-		}
-		if err == nil && n != want {
-			return k.recount(ctx, run)
-		}
-		if err != nil {
+		g.Go(func() error {
+			n, err := k.b.Stored(inner, stream, filters(stream, run), 1)
+			if err == nil && n != want {
+				var newer uint64
+				newer, err = k.b.Stored(inner, stream, filters(stream, run), k.states[stream].last+1)
+				n -= newer
+			}
+			if err == nil && n != want {
+				differs.Store(true)
+			}
 			return err
-		}
+		})
 	}
-	return nil
+	if err := g.Wait(); err != nil || !differs.Load() {
+		return err
+	}
+	return k.recount(ctx, run)
 }
 
 // recount counts a run from the beginning.
@@ -523,51 +521,7 @@ func (k *book) recount(ctx context.Context, run schemas.Run) error {
 		r.revision = old.revision
 	}
 	k.read += max(x.read, worthwhile) // what was found out is kept
+	k.newer += len(k.runs)            // the pack may have a record that is there no more
 	k.runs[run] = r
 	return nil
-}
-
-// write stores what has changed, and moves the head if all of it is stored. Another writer may be first: the next look
-// goes on from there.
-func (k *book) write(ctx context.Context) {
-	if !k.b.MayWrite(schemas.CountBucket) {
-		return
-	}
-	g, inner := errgroup.WithContext(ctx)
-	g.SetLimit(atOnce)
-	for name, r := range k.runs {
-		if r.changed {
-			g.Go(func() error { return k.swap(inner, key(name), r, r.revision) })
-		}
-	}
-	if g.Wait() != nil || k.run != "*" || k.unsure {
-		return
-	}
-	h := &head{Marks: map[string]Mark{}, Measured: k.measured}
-	if k.head != nil {
-		h.revision = k.head.revision
-	}
-	for stream, s := range k.states {
-		h.Marks[stream] = Mark{Seq: s.last, Events: s.messages}
-	}
-	_ = k.swap(ctx, headKey, h, h.revision) // else another has moved it
-}
-
-// errFirst means that another writer was first.
-var errFirst = errors.New("another writer was first")
-
-// swap stores a value over a revision.
-func (k *book) swap(ctx context.Context, key string, value any, revision uint64) error {
-	data, err := msgpack.Marshal(value)
-	if r, is := value.(*Run); is && err == nil && len(data) > maxRecord {
-		data, err = msgpack.Marshal(&Run{Marks: r.Marks, Large: true})
-	}
-	if err != nil {
-		return err
-	}
-	stored, err := k.b.SwapEntry(ctx, schemas.CountBucket, key, data, revision)
-	if err == nil && !stored {
-		return errFirst
-	}
-	return err
 }

@@ -139,10 +139,8 @@ func told(r *counters.Run) string {
 	if r == nil {
 		return text(count)
 	}
-	for kind, of := range r.Outcomes {
-		for outcome, n := range of {
-			count[kind+" "+outcome] = int(n)
-		}
+	for _, o := range r.Outcomes {
+		count[o.Kind+" "+o.Outcome] = int(o.N)
 	}
 	for stream := range r.All() {
 		count[stream] = int(r.Events(stream))
@@ -214,6 +212,28 @@ func (w *world) remove() string {
 	return "deletes of " + stream
 }
 
+// damage damages or removes a record, the head or the pack.
+func (w *world) damage() string {
+	ctx, key := w.t.Context(), counters.Key(schemas.Run(w.pick("run", 4)))
+	switch head, _, _ := strings.Cut(key, "."); w.rng.IntN(3) {
+	case 0:
+		key = head
+	case 1:
+		key = "pack." + head
+	}
+	kv, err := w.JetStream().KeyValue(ctx, schemas.CountBucket)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err = kv.PutString(ctx, key, "damaged"); w.rng.IntN(2) == 0 && err == nil {
+		_, err = w.PurgeSubject(ctx, schemas.StreamCountBucket, schemas.BucketSubject(schemas.CountBucket, key))
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return "the loss of " + key
+}
+
 // Whatever is published, removed, in whatever order, and whichever process advances the records, is stopped, or
 // writes what it read long ago: counts are those of a full reading.
 func TestLook_EqualsAFullReading(t *testing.T) {
@@ -231,9 +251,14 @@ func TestLook_EqualsAFullReading(t *testing.T) {
 					w.publish()
 				}
 				what := "publishes"
-				switch w.rng.IntN(10) {
+				switch w.rng.IntN(11) {
 				case 0:
 					what = w.remove()
+				case 9:
+					if err := counters.Pack(ctx, w.Bus); err != nil {
+						t.Fatal(err)
+					}
+					what = "a pack"
 				case 1, 2: // killed with some records written
 					write, err := counters.Begin(ctx, w.Bus, "*", w.rng.IntN(4))
 					if err != nil {
@@ -269,19 +294,7 @@ func TestLook_EqualsAFullReading(t *testing.T) {
 					}
 					what = "an advance"
 				case 8: // a lost or damaged record
-					key := []string{"counts5", "counts5." + w.pick("run", 4)}[w.rng.IntN(2)]
-					kv, err := w.JetStream().KeyValue(ctx, schemas.CountBucket)
-					if err != nil {
-						t.Fatal(err)
-					}
-					if _, err = kv.PutString(ctx, key, "damaged"); w.rng.IntN(2) == 0 && err == nil {
-						_, err = w.PurgeSubject(ctx, schemas.StreamCountBucket,
-							schemas.BucketSubject(schemas.CountBucket, key))
-					}
-					if err != nil {
-						t.Fatal(err)
-					}
-					what = "the loss of " + key
+					what = w.damage()
 				}
 				w.check(what)
 			}
@@ -307,6 +320,52 @@ func TestAdvance_ReadsOnce(t *testing.T) {
 	if after := w.Info(t, schemas.StreamCountBucket).State.LastSeq; after != before {
 		t.Errorf("%d records are written though nothing is new", after-before)
 	}
+}
+
+// Of many runs, more than one direct get answers, the records are in one entry, too. What is newer counts, a run that
+// was removed does not, and the entry is made again.
+func TestAdvance_Packs(t *testing.T) {
+	t.Parallel()
+	p := bustest.New(t)
+	advance := func(from, to int) (pack uint64) {
+		t.Helper()
+		for i := from; i < to; i++ {
+			p.Forge(t, schemas.GroupSubject(schemas.Run(fmt.Sprint("r", i)), "a"), []byte("a record"))
+		}
+		if err := counters.Advance(t.Context(), p.Bus); err != nil {
+			t.Fatal(err)
+		}
+		packs, err := p.Entries(t.Context(), schemas.CountBucket, "pack.*")
+		if err != nil || len(packs) != 1 {
+			t.Fatalf("%d packs, %v; want 1", len(packs), err)
+		}
+		return packs[0].Revision
+	}
+	look := func(want int) {
+		t.Helper()
+		runs, err := counters.Look(t.Context(), p.Bus, "*")
+		for run, r := range runs {
+			if r.Groups != 1 {
+				t.Errorf("%s: %d groups; want 1", run, r.Groups)
+			}
+		}
+		if err != nil || len(runs) != want {
+			t.Errorf("%d runs, %v; want %d", len(runs), err, want)
+		}
+	}
+	const most = 1024 // of a direct get
+	first := advance(0, most+10)
+	look(most + 10)
+	if again := advance(most+10, most+20); again != first {
+		t.Errorf("ten records that are new made pack %d of %d", again, first)
+	}
+	look(most + 20)
+	if _, err := p.Purge(t.Context(), "r0"); err != nil {
+		t.Fatal(err)
+	}
+	look(most + 19)
+	advance(0, 0)
+	look(most + 19)
 }
 
 // BenchmarkLook compares a fresh look at 1,000 runs of 100 samples by their records with one that reads all events:

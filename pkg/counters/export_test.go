@@ -9,6 +9,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
+// Pack packs the records, however few have changed.
+func Pack(ctx context.Context, b *bus.Bus) error { return (&book{b: b}).pack(ctx) }
+
 // Begin looks, and returns a function that writes what was found, later: only so many records and no head if most is
 // not negative, as one does that is killed.
 func Begin(ctx context.Context, b *bus.Bus, run schemas.Run, most int) (write func(), err error) {

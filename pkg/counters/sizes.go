@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sync/errgroup"
@@ -17,12 +18,13 @@ import (
 type Size struct {
 	_msgpack struct{} `msgpack:",as_array"` //nolint:unused // says it to the library
 
+	Stream        string
 	Events, Bytes uint64
 }
 
 // Sizes are of the streams that no look reads: steps, verdicts, controls, updates.
 type Sizes struct {
-	Streams map[string]Size `msgpack:"n"`
+	Streams []Size `msgpack:"n"`
 	// Counted is how many events were counted in all other streams then.
 	Counted uint64 `msgpack:"e"`
 }
@@ -51,8 +53,12 @@ func (r *Run) MeanSize(stream string) (mean uint64, known bool) {
 			return m.Bytes / m.Events, true
 		}
 	}
-	if s := r.Measured(); s != nil && s.Streams[stream].Events > 0 {
-		return s.Streams[stream].Bytes / s.Streams[stream].Events, true
+	if s := r.Measured(); s != nil {
+		for _, of := range s.Streams {
+			if of.Stream == stream {
+				return of.Bytes / of.Events, true
+			}
+		}
 	}
 	return 0, false
 }
@@ -63,7 +69,7 @@ func (r *Run) ended() bool { return r.Groups > 0 && len(r.Open) == 0 && len(r.Ba
 // Measure asks the server for the sizes of a run. Bytes are estimated by the mean size of the run's own messages: those
 // of other runs may be far larger. It takes a dozen requests.
 func Measure(ctx context.Context, b *bus.Bus, run schemas.Run) (*Sizes, error) {
-	s := &Sizes{Streams: map[string]Size{}}
+	s := &Sizes{}
 	for _, stream := range []string{
 		schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl, schemas.StreamUpdates,
 	} {
@@ -78,7 +84,7 @@ func Measure(ctx context.Context, b *bus.Bus, run schemas.Run) (*Sizes, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.Streams[stream] = Size{Events: n, Bytes: n * mean}
+		s.Streams = append(s.Streams, Size{Stream: stream, Events: n, Bytes: n * mean})
 	}
 	return s, nil
 }
@@ -128,14 +134,15 @@ func (r *Run) count(m *bus.Message, a schemas.Address, outcome string) {
 	mark.Bytes += m.StoredSize()
 	r.changed = true
 	if outcome != "" {
-		if r.Outcomes[a.Kind] == nil {
-			put(&r.Outcomes, a.Kind, map[string]int64{})
+		i := slices.IndexFunc(r.Outcomes, func(o Outcome) bool { return o.Kind == a.Kind && o.Outcome == outcome })
+		if i < 0 {
+			i, r.Outcomes = len(r.Outcomes), append(r.Outcomes, Outcome{Kind: a.Kind, Outcome: outcome})
 		}
 		n := int64(1)
 		if a.Kind == schemas.KindTrajectory { // samples are counted, not their stages
 			n = m.Ends()
 		}
-		r.Outcomes[a.Kind][outcome] += n
+		r.Outcomes[i].N += n
 	}
 	switch a.Kind {
 	case schemas.KindTrajectory:

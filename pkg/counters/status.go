@@ -13,10 +13,14 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Groupings counts the groups of the run by what became of them.
-func (r *Run) Groupings() outcomes.Groups {
+// groupings counts the groups of the run by what became of them.
+func (r *Run) groupings() outcomes.Groups {
 	groups := outcomes.Groups{}
-	maps.Copy(groups, r.Outcomes[schemas.KindAdvantage])
+	for _, o := range r.Outcomes {
+		if o.Kind == schemas.KindAdvantage {
+			groups[o.Outcome] = o.N
+		}
+	}
 	if open := len(r.Open); open > 0 {
 		groups[outcomes.Open] = int64(open)
 	}
@@ -25,11 +29,7 @@ func (r *Run) Groupings() outcomes.Groups {
 
 // Unscored returns how many samples have ended, and have no reward of whatever status.
 func (r *Run) Unscored() int64 {
-	n := r.Ended()
-	for _, of := range r.Outcomes[schemas.KindReward] {
-		n -= of
-	}
-	return max(0, n)
+	return max(0, r.Ended()-r.Of(schemas.KindReward, ""))
 }
 
 // Failed returns how many samples have ended without what they lack: failed and pruned ones.
@@ -51,6 +51,8 @@ type Counted struct {
 	*Run
 	// Status is without Cancelled and Lost, which only Status looks for.
 	Status *schemas.RunStatus
+	// Groupings counts its groups by what became of them.
+	Groupings outcomes.Groups
 	// Queued are the messages of the run in the queues, by stream.
 	Queued map[string]uint64
 
@@ -109,10 +111,8 @@ func Statuses(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run
 	}
 	all, answered := map[schemas.Run]*Counted{}, b.AllAnswered(ctx)
 	for name, r := range runs {
-		all[name] = &Counted{
-			Run: r, Status: r.status(controls[name], answered), Queued: map[string]uint64{}, control: controls[name],
-			lanes: map[schemas.Lane]bool{},
-		}
+		c := &Counted{Run: r, Groupings: r.groupings(), control: controls[name]}
+		c.Status, all[name] = r.status(c.Groupings, c.control, answered), c
 	}
 	for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} { // queues, which are short
 		subjects, err := b.Subjects(ctx, stream, schemas.RunFilters(run)[stream][0])
@@ -125,8 +125,9 @@ func Statuses(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.Run
 			if c == nil {
 				continue
 			}
-			if c.Queued[stream] += n; stream == schemas.StreamRequests {
-				c.lanes[a.Lane] = true
+			put(&c.Queued, stream, c.Queued[stream]+n)
+			if stream == schemas.StreamRequests {
+				put(&c.lanes, a.Lane, true)
 			}
 		}
 	}
@@ -168,22 +169,22 @@ func controlsOf(ctx context.Context, b *bus.Bus, run schemas.Run) (map[schemas.R
 
 // status says what the counts of a run mean; control is the one in force for it, answered says that intake has answered
 // all prompts.
-func (r *Run) status(control *schemas.Control, answered bool) *schemas.RunStatus {
+func (r *Run) status(groups outcomes.Groups, control *schemas.Control, answered bool) *schemas.RunStatus {
 	s := &schemas.RunStatus{
 		Groups: r.Groups, OpenBatches: int64(len(r.Batches)), Refused: r.Refused(),
 		Trajectories: r.Of(schemas.KindTrajectory, schemas.StopCompleted),
 		Rewards:      r.Of(schemas.KindReward, schemas.StatusScored), Failed: r.Failed(),
 	}
 	c := outcomes.Counts{
-		Groups: r.Groupings(), OpenBatches: s.OpenBatches, Unanswered: r.Unanswered(answered), Refused: s.Refused,
+		Groups: groups, OpenBatches: s.OpenBatches, Unanswered: r.Unanswered(answered), Refused: s.Refused,
 	}
 	if control != nil && control.Action != schemas.ControlResume {
 		c.Control, s.By, s.Reason, s.Since = control.Action, control.By, control.Reason, control.Stored
 	}
-	for _, outcome := range slices.Sorted(maps.Keys(c.Groups)) {
-		s.Outcomes = append(s.Outcomes, schemas.OutcomeCount{Outcome: outcome, Groups: c.Groups[outcome]})
+	for _, outcome := range slices.Sorted(maps.Keys(groups)) {
+		s.Outcomes = append(s.Outcomes, schemas.OutcomeCount{Outcome: outcome, Groups: groups[outcome]})
 		if outcome != outcomes.Open {
-			s.Closed += c.Groups[outcome]
+			s.Closed += groups[outcome]
 		}
 	}
 	s.State = c.Run()
@@ -310,7 +311,8 @@ func (r *Run) saysAs(other *Run) bool {
 	}
 	return r.Groups == other.Groups && r.Mean.N == other.Mean.N && maps.Equal(r.Open, other.Open) &&
 		maps.Equal(r.Orphans, other.Orphans) && maps.Equal(r.Batches, other.Batches) &&
-		maps.Equal(r.Letters, other.Letters) && maps.EqualFunc(r.Outcomes, other.Outcomes, maps.Equal[map[string]int64])
+		maps.Equal(r.Letters, other.Letters) && len(r.Outcomes) == len(other.Outcomes) &&
+		!slices.ContainsFunc(r.Outcomes, func(o Outcome) bool { return other.Of(o.Kind, o.Outcome) != o.N })
 }
 
 // Key is where the record of a run is in schemas.CountBucket. Without a record, the run is counted in full.

@@ -40,7 +40,7 @@ type Run struct {
 	// Refused is how many of its prompts intake has refused: groups with that outcome, and dead letters without one.
 	Refused int    `json:"refused,omitempty"`
 	Events  uint64 `json:"events"`
-	// Bytes and Steps are complete, and Events and Streams, after AddSizes.
+	// Bytes and Steps are complete, and Events, after AddSizes.
 	Bytes  uint64    `json:"bytes"`
 	Newest time.Time `json:"newest"`
 	Steps  uint64    `json:"steps"`
@@ -56,13 +56,26 @@ type Run struct {
 	// Progress has its stages, where a view reads them; nil: it does not, or not yet.
 	Progress *Progress `json:"progress,omitempty"`
 
-	// Streams is the number of events in each stream.
-	Streams map[string]uint64 `json:"-"`
-
 	// known is the status of a run that has no open group, of which none is lost; nil: another one.
-	known    *schemas.RunStatus
-	counted  uint64 // events in records
-	measured *counters.Sizes
+	known   *schemas.RunStatus
+	counted uint64 // events in records
+	of      *counters.Counted
+	sizes   *counters.Sizes // after AddSizes
+}
+
+// Streams returns the number of events in each stream, of all after AddSizes.
+func (r *Run) Streams() map[string]uint64 {
+	n := map[string]uint64{}
+	maps.Copy(n, r.of.Queued)
+	for stream, m := range r.of.All() {
+		if stream != schemas.StreamDead { // letters are not of the run
+			n[stream] = m.Events
+		}
+	}
+	for _, of := range r.sizes.Streams {
+		n[of.Stream] = of.Events
+	}
+	return n
 }
 
 // Count counts what is stored of a run; with "*" of every run.
@@ -92,8 +105,8 @@ func runOf(name schemas.Run, c *counters.Counted) *Run {
 	s := c.Status
 	r := &Run{
 		Run: name, State: s.State, WaitsFor: s.WaitsFor, Groups: int(s.Groups), Open: len(c.Open),
-		Samples: int(s.Trajectories), Outcomes: c.Groupings(), OpenBatches: s.OpenBatches, Scored: int(s.Rewards),
-		Failed: int(s.Failed), Newest: c.Newest(), Streams: c.Queued, Model: c.Lane,
+		Samples: int(s.Trajectories), Outcomes: c.Groupings, OpenBatches: s.OpenBatches, Scored: int(s.Rewards),
+		Failed: int(s.Failed), Newest: c.Newest(), Model: c.Lane, of: c, sizes: &counters.Sizes{},
 	}
 	r.Refused = int(s.Refused + r.Outcomes[schemas.StatusRefused])
 	if c.Mean.N > 0 {
@@ -106,11 +119,10 @@ func runOf(name schemas.Run, c *counters.Counted) *Run {
 	}
 	for stream, m := range c.All() {
 		if stream != schemas.StreamDead { // letters are not of the run
-			r.Streams[stream] = m.Events
 			r.Events, r.Bytes = r.Events+m.Events, r.Bytes+m.Bytes
 		}
 	}
-	r.counted, r.measured = r.Events, c.Measured()
+	r.counted = r.Events
 	if outcomes.HasEnded(s.State) && len(c.Open) == 0 {
 		r.known = s
 	}
@@ -127,8 +139,8 @@ func AddSizes(ctx context.Context, b *bus.Bus, runs map[schemas.Run]*Run) error 
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
 	for _, r := range runs {
-		if r.measured != nil {
-			r.add(r.measured)
+		if sizes := r.of.Measured(); sizes != nil {
+			r.add(sizes)
 		} else {
 			g.Go(func() error { return r.Measure(ctx, b) })
 		}
@@ -144,7 +156,7 @@ func (r *Run) Measure(ctx context.Context, b *bus.Bus) error {
 	}
 	r.add(sizes)
 	for _, stream := range []string{schemas.StreamRequests, schemas.StreamParked} {
-		if n := r.Streams[stream]; n > 0 {
+		if n := r.of.Queued[stream]; n > 0 {
 			mean, err := b.MeanSize(ctx, stream, r.Run)
 			if err != nil {
 				return err
@@ -155,11 +167,18 @@ func (r *Run) Measure(ctx context.Context, b *bus.Bus) error {
 	return nil
 }
 
+// add adds what was measured of the run.
 func (r *Run) add(s *counters.Sizes) {
-	for stream, of := range s.Streams {
-		r.Events, r.Bytes, r.Streams[stream] = r.Events+of.Events, r.Bytes+of.Bytes, of.Events
+	r.sizes = s
+	for _, of := range s.Streams {
+		r.Events, r.Bytes = r.Events+of.Events, r.Bytes+of.Bytes
+		switch of.Stream {
+		case schemas.StreamSteps:
+			r.Steps = of.Events
+		case schemas.StreamUpdates:
+			r.Updates = of.Events
+		}
 	}
-	r.Steps, r.Updates = r.Streams[schemas.StreamSteps], r.Streams[schemas.StreamUpdates]
 }
 
 // LatestRun returns the run of the newest trajectory, else of the newest prompt: the one that commands mean when none

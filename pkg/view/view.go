@@ -33,7 +33,9 @@ type Options struct {
 	Again func(run schemas.Run, prompts []Given, whole bool) *Again
 	// Once says that models are read a single time: what comes later is not followed.
 	Once bool
-	Log  zerolog.Logger
+	// Brief says that a complete run that lost nothing and raised no alarm needs no Progress in an overview.
+	Brief bool
+	Log   zerolog.Logger
 }
 
 // Reader reads a pipeline. Its methods may be called at once.
@@ -105,7 +107,8 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 	var reading sync.WaitGroup
 	followed := 0
 	for i, run := range list.Runs {
-		if followed == MaxFollowed || i > 0 && outcomes.HasEnded(run.State) && !r.follows(run.Run) {
+		if followed == MaxFollowed || i > 0 && outcomes.HasEnded(run.State) && !r.follows(run.Run) ||
+			r.Brief && run.known != nil && r.isPlain(ctx, run.Run, run.known) {
 			continue
 		}
 		followed++
@@ -117,6 +120,16 @@ func (r *Reader) Overview(ctx, within context.Context) (*Overview, error) {
 	}
 	reading.Wait()
 	return o, ctx.Err()
+}
+
+// isPlain reports whether a run of this status is complete, lost nothing and raised no alarm.
+func (r *Reader) isPlain(ctx context.Context, run schemas.Run, s *schemas.RunStatus) bool {
+	if s.State != schemas.StatusComplete || s.Failed > 0 || s.Refused > 0 {
+		return false
+	}
+	alarms := schemas.Address{Kind: schemas.KindAlarm, Run: run}.Filter()
+	n, err := r.bus.Stored(ctx, schemas.StreamUpdates, []string{alarms}, 1)
+	return n == 0 && err == nil
 }
 
 // Shared is an answer that readers share for a moment: at least refresh, and longer if it takes long to make.

@@ -36,6 +36,18 @@ func (r *Reader) Progress(ctx context.Context, run schemas.Run, known *schemas.R
 	return p, nil
 }
 
+// Waits returns what a run of this status waits for, or what ended it; not nil.
+func (r *Reader) Waits(ctx context.Context, run schemas.Run, status *schemas.RunStatus) ([]outcomes.Wait, error) {
+	if r.isPlain(ctx, run, status) {
+		return []outcomes.Wait{}, nil
+	}
+	p, err := r.Progress(ctx, run, status)
+	if err != nil {
+		return nil, err
+	}
+	return p.Waits, nil
+}
+
 // explain says in what state a run of this progress is, and what it waits for.
 func (f *follower) explain(p *Progress, status *schemas.RunStatus, system *System) {
 	if p.State = status.State; outcomes.HasEnded(p.State) && p.Statuses[outcomes.Open] > 0 && status.By == "" {

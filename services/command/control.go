@@ -17,7 +17,6 @@ import (
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/client"
 	"github.com/meander-rl/meander/pkg/outcomes"
-	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/internal/boot"
 	"github.com/meander-rl/meander/services/internal/present"
@@ -112,24 +111,24 @@ why, how much of it is done, and what it waits for.`,
 			if err != nil {
 				return err
 			}
-			p, err := runProgress(c.Context(), conn.Bus, run, s)
+			waits, err := runWaits(c.Context(), conn.Bus, run, s)
 			if err != nil { // such as a user without the right to ask
-				p = &view.Progress{Waits: []outcomes.Wait{{Says: fmt.Sprintf("not known: %v", err)}}}
+				waits = []outcomes.Wait{{Says: fmt.Sprintf("not known: %v", err)}}
 			}
-			return a.printStatus(c.OutOrStdout(), run, s, p)
+			return a.printStatus(c.OutOrStdout(), run, s, waits)
 		}),
 	}
 }
 
-// runProgress reads how the groups of a run of this status ended, and what it waits for.
-func runProgress(
+// runWaits reads what a run of this status waits for.
+func runWaits(
 	ctx context.Context, b *bus.Bus, run schemas.Run, status *schemas.RunStatus,
-) (*view.Progress, error) {
+) ([]outcomes.Wait, error) {
 	ctx, done := context.WithTimeout(ctx, topTimeout)
 	defer done()
 	reader := newReader(ctx, b, true)
 	defer reader.Close()
-	return reader.Progress(ctx, run, status)
+	return reader.Waits(ctx, run, status)
 }
 
 // controlCommand gives a command that controls a run its flags, and a RunE that sends the action to intake and prints
@@ -244,11 +243,11 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 	return nil
 }
 
-// printStatus prints the state of a run, and what it waits for, which p has.
-func (a *app) printStatus(out io.Writer, run schemas.Run, s *schemas.RunStatus, p *view.Progress) error {
+// printStatus prints the state of a run, and what it waits for.
+func (a *app) printStatus(out io.Writer, run schemas.Run, s *schemas.RunStatus, waits []outcomes.Wait) error {
 	if a.json {
 		fields := schemas.JSON(&schemas.ControlReceipt{Accepted: true, Run: run, Status: s}).(map[string]any)
-		fields["waits"] = p.Waits
+		fields["waits"] = waits
 		return encode(out, fields)
 	}
 	fmt.Fprintf(out, "run %s: %s\n", run, stateText(out, s))
@@ -273,7 +272,7 @@ func (a *app) printStatus(out io.Writer, run schemas.Run, s *schemas.RunStatus, 
 	if outcomes.HasEnded(s.State) {
 		label = "reason"
 	}
-	for _, w := range p.Waits {
+	for _, w := range waits {
 		field(cmp.Or(present.When(w.Rule != "", "alarm"), label), boot.Safe(w.Says))
 		if w.Fix != "" {
 			field("", "-> "+w.Fix)

@@ -118,15 +118,16 @@ ls'.`,
 			}
 			out := c.OutOrStdout()
 			if a.json {
-				return encode(out, map[string]any{"run": r, "streams": r.Streams, "settings": settings})
+				return encode(out, map[string]any{"run": r, "streams": r.Streams(), "settings": settings})
 			}
 			if err := a.printRuns(out, []*view.Run{r}); err != nil {
 				return err
 			}
 			fmt.Fprintln(out)
 			t := present.New("STREAM", "EVENTS")
-			for _, s := range slices.Sorted(maps.Keys(r.Streams)) {
-				t.Row(s, r.Streams[s])
+			streams := r.Streams()
+			for _, s := range slices.Sorted(maps.Keys(streams)) {
+				t.Row(s, streams[s])
 			}
 			t.Print(out)
 			printSettings(out, settings)

@@ -84,6 +84,7 @@ func (a *app) printTop(ctx context.Context, conn *connection, out io.Writer, col
 	defer done()
 	reader := newReader(ctx, conn.Bus, true)
 	defer reader.Close()
+	reader.Brief = !a.json
 	overview, err := reader.Overview(ctx, ctx)
 	if err != nil {
 		return fmt.Errorf("look at %s: %w", conn.where, err)

@@ -197,6 +197,9 @@ var runColumns = []string{"STATE", "GROUPS", "SAMPLES", "STEPS/MIN", "MEAN"}
 func runCells(r *view.Run) []string {
 	groups, samples := done(int64(r.Groups-r.Open), 0, int64(r.Groups)), strconv.Itoa(r.Samples)
 	rate, mean := "-", r.Mean
+	if r.State == schemas.StatusComplete && r.Failed == 0 {
+		samples = done(int64(r.Samples), 0, int64(r.Samples))
+	}
 	if p := r.Progress; p != nil {
 		made, closed := p.Stages[1], p.Stages[3]
 		groups, samples = done(closed.Done, closed.Lost, closed.Of), done(made.Done, made.Lost, made.Of)
