@@ -184,7 +184,9 @@ func (e *flowEngine) Step(ctx context.Context, episodes []engine.Episode) error 
 		p, at := ep.base(), ep.point()
 		at.Dst = p.output
 		rows[i] = RowOf(&p.req.Sampling, p.cond, p.negCond, at)
-		rows[i].Of = p.e.model
+		if p.e != e { // of another version of the checkpoint
+			rows[i].Of = p.e.model
+		}
 	}
 	size := sampling.SizeOf(&episodes[0].(evaluatedEpisode).base().req.Sampling)
 	faults, err := v.Eval(ctx, rows, size)

@@ -81,7 +81,8 @@ def of_first_order(scheduler: Any) -> Any:
     config = scheduler.config
     if "solver_order" not in config:
         return scheduler
-    own = {"disable_corrector": [*range(1000)], "algorithm_type": str(config.get("algorithm_type")).removeprefix("sde-")}
+    algorithm = str(config.get("algorithm_type")).removeprefix("sde-")
+    own = {"disable_corrector": [*range(1000)], "algorithm_type": algorithm}
     own = {name: value for name, value in own.items() if name in config}
     return type(scheduler).from_config(config, solver_order=1, **own)
 
