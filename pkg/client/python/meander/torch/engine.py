@@ -345,9 +345,11 @@ def _prepare(settings: Settings, dtype: str) -> None:
 
 def _tile(family: Family) -> None:
     """Has the VAE compute in tiles of 256 or 512 pixels; those of images have tiles of the whole default image."""
-    family.vae.enable_tiling()
-    if hasattr(family.vae, "tile_latent_min_size"):
-        family.vae.tile_sample_min_size, family.vae.tile_latent_min_size = _TILE, _TILE // family.scale
+    vae = family.pipe.vae
+    vae.enable_tiling()
+    if hasattr(vae, "tile_latent_min_size"):
+        latent = _TILE * vae.tile_latent_min_size // vae.tile_sample_min_size
+        vae.tile_sample_min_size, vae.tile_latent_min_size = _TILE, latent
 
 
 def _small(family: Family) -> Size:
