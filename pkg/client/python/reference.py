@@ -24,7 +24,7 @@ MODULES = (
 )
 # What modules import for trainers. Where it is not installed it is stood in for.
 OPTIONAL = (
-    "PIL", "accelerate", "diffusers", "greenlet", "matplotlib", "peft", "safetensors", "torch", "tqdm",
+    "PIL", "accelerate", "diffusers", "matplotlib", "peft", "safetensors", "torch", "tqdm",
     "transformers", "trl", "verl"
 )
 

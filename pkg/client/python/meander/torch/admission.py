@@ -148,8 +148,10 @@ def _small_sizes(loaded: Loaded) -> tuple[list[Size], Size | None]:
     if size.frames * size.height * size.width <= _FEW:
         return [], None
     before = vars(family).copy()
-    for edge in _EDGES:
-        one, two = _smaller(family, edge, 3), _smaller(family, edge * 3 // 2, 2)
+    for edge, frames in ((_EDGES[0], (3, 2)), (_EDGES[0], (size.frames,) * 2), (_EDGES[1], (3, 2))):
+        if frames[0] == size.frames and (least or size.frames == 1):
+            continue  # all frames are for networks that take no others
+        one, two = _smaller(family, edge, frames[0]), _smaller(family, edge * 3 // 2, frames[1])
         try:
             for at in (one, two):
                 loaded.first = not least  # then it is known what the networks give

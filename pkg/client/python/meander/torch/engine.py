@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import os
 import re
 import resource
@@ -299,8 +297,6 @@ def make_engine(family: Family, settings: Settings, say: Callable[[str], None] =
 
     if not isinstance(family, Pipeline):
         return Engine(family, settings, say)
-    if importlib.util.find_spec("greenlet") is None:
-        raise Fault("config", "packages: no greenlet; pip install 'meander-rl[torch]'")
     from .sessions import PipelineEngine
 
     return PipelineEngine(family, settings, say)

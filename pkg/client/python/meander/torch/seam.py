@@ -15,12 +15,13 @@ import hashlib
 import importlib
 import inspect
 import itertools
+import queue
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-import greenlet
 import numpy as np
 import torch
 from torch.utils import _pytree as trees
@@ -30,7 +31,53 @@ from .together import Call
 from .whole import COUNTS
 
 _SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
-"""The session whose pipeline runs here: greenlets have contexts of their own."""
+"""The session whose pipeline runs here: threads have contexts of their own."""
+
+
+class _Cancelled(BaseException):
+    """Raised within a parked pipeline that is given up."""
+
+
+class _Parked:
+    """A function in a thread of its own, which runs only while its host waits in resume. Greenlets would switch faster,
+    but torch walks the whole stack for some of its errors, and theirs is in pieces: the process ends."""
+
+    def __init__(self, run: Callable[[], Any]):
+        self._run, self._started, self.ended = run, False, False
+        self._in, self._out = queue.SimpleQueue[Any](), queue.SimpleQueue[tuple[str, Any]]()
+
+    def resume(self, value: Any) -> Any:
+        """Goes on with a value, and returns what the function parks with, or its result: then it has ended."""
+        if self._started:
+            self._in.put(value)
+        else:
+            self._started = True
+            threading.Thread(target=self._main, daemon=True).start()
+        how, what = self._out.get()
+        self.ended = how != "parked"
+        if how == "raised":
+            raise what
+        return what
+
+    def park(self, what: Any) -> Any:
+        """Within the function: hands over what, and returns the next value of resume."""
+        self._out.put(("parked", what))
+        if (value := self._in.get()) is _Cancelled:
+            raise _Cancelled
+        return value
+
+    def cancel(self) -> None:
+        """Ends the function at the line where it is parked."""
+        if self._started and not self.ended:
+            self._in.put(_Cancelled)
+            self._out.get()
+        self.ended = True
+
+    def _main(self) -> None:
+        try:
+            self._out.put(("ended", self._run()))
+        except BaseException as e:
+            self._out.put(("raised", e))
 
 
 class Turns(torch.Tensor):
@@ -277,7 +324,7 @@ class Session:
         if hasattr(self.pipe, "encode_prompt"):
             own["encode_prompt"] = encoding.noting(self.pipe.encode_prompt, self._body, self.encoded)
         self._body.__globals__["enumerate"] = _enumerate
-        self._parked = greenlet.greenlet(self._main)
+        self._parked = _Parked(self._main)
 
     # The host's side.
 
@@ -351,9 +398,7 @@ class Session:
 
     def cancel(self) -> None:
         """Gives the session up: the pipeline ends at the line where it is parked."""
-        if self._parked:
-            self._parked.parent = greenlet.getcurrent()
-            self._parked.throw()
+        self._parked.cancel()
         self.at = "done"
 
     def first_states(self) -> list[torch.Tensor]:
@@ -428,16 +473,12 @@ class Session:
 
     def _resume(self, value: Any) -> None:
         """Goes on with a value until the pipeline parks, or ends."""
-        grad = torch.is_grad_enabled()  # the mode of a thread, which greenlets share
-        self._parked.parent = greenlet.getcurrent()
         try:
-            what = self._parked.switch(value)
+            what = self._parked.resume(value)
         except BaseException:
             self.at = "failed"
             raise
-        finally:
-            torch.set_grad_enabled(grad)
-        if self._parked.dead:
+        if self._parked.ended:
             self.at, self.result = "done", what
         else:
             self.at, *self._asked = what
@@ -451,7 +492,7 @@ class Session:
         of_pipeline = "/schedulers/" not in file and "/diffusers/" in file or file == self._body.__code__.co_filename
         return "/tqdm/" in file or of_pipeline and not code.co_name.startswith("<")
 
-    def _main(self, _: None) -> Any:
+    def _main(self) -> Any:
         _SESSION.set(self)
         if (device := self.pipe.device).type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # a thread begins with the first
@@ -460,7 +501,7 @@ class Session:
 
     def _park(self, *what: Any) -> Any:
         """Hands over what it waits for, and returns what it is given."""
-        answer = self._parked.parent.switch(what)
+        answer = self._parked.park(what)
         torch.set_grad_enabled(self._grad and what[0] != "step" and not self.unread)
         return answer
 

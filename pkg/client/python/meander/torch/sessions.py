@@ -350,7 +350,7 @@ class PipelineEngine(Engine):
         compile_networks(self.family)
 
     def within(self, compute: Callable[[], Any]) -> Any:
-        """Computes in a thread of its own: greenlets cannot leave theirs, and connections have each another."""
+        """Computes in one thread, whichever connection asks."""
         return self._thread.submit(torch.no_grad()(compute)).result()
 
     def check_decoder(self) -> None:
