@@ -46,7 +46,7 @@ AS_IT_IS = Change("", lambda i, anchor: i)
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """Inputs that may be those of what was measured: of a formula, with choices, and how many things are odd in it."""
+    """What may have been measured: a set of vectors at inputs, with choices, and how many things are odd in it."""
 
     set: Set
     inputs: Sequence[Values]
@@ -56,7 +56,7 @@ class Way:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """An explanation: words; how many parts it has; what it changes, in which way; the factor of each case."""
+    """An explanation: words; how many parts it has; its change, in which way; the factors of the cases."""
 
     words: str
     parts: float
