@@ -201,7 +201,7 @@ class Memo:
             given = signature.bind(*args, **kwargs)
             count = next((c for c in COUNTS if (given.arguments.get(c) or 1) > 1), "")
             if not count or _generators(args, kwargs):
-                return self._once(pipe, key, method, args, kwargs)
+                return self._once(pipe, key, method, given.args, given.kwargs)
 
             def of(n: int) -> Any:
                 given.arguments[count] = n
