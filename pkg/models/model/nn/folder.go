@@ -67,6 +67,8 @@ type Defaults struct {
 	FPS *float64 `json:"fps"`
 	// Reward names reward functions that suit the images.
 	Reward []string `json:"reward"`
+	// Arguments are those of a pipeline's call, which its worker reads.
+	Arguments json.RawMessage `json:"arguments"`
 }
 
 // Read sets the fields that are in the folder's DefaultsFile, if there is one, and keeps the others.

@@ -85,6 +85,8 @@ func readConfigs(folder *safetensors.Folder) (*modelConfigs, error) {
 	var f nn.Faults
 	f.Check(c.defaults.Frames == 1, "%s: frames: %d; must be 1, the model makes images", nn.DefaultsFile,
 		c.defaults.Frames)
+	f.Check(c.defaults.Arguments == nil, "%s: arguments: must not be there, only whole pipelines have some",
+		nn.DefaultsFile)
 	f.Check(c.defaults.FPS == nil, "%s: fps: must not be there, the model makes images", nn.DefaultsFile)
 	f.Check(c.transformer.TextWidth == c.text.Width,
 		"transformer: joint_attention_dim: %d; must be the text_encoder's hidden_size = %d", c.transformer.TextWidth,

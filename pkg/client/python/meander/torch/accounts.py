@@ -127,7 +127,8 @@ def _check_parts(family: Family) -> None:
 def check_pipeline(family: Pipeline) -> None:
     """The same of a folder that is computed as diffusers loads it: what the pipeline's class does not take."""
     takes, folder = inspect.signature(family.cls.__init__).parameters, family.folder
-    _refuse_unknown("meander.json", family.settings, OF_SETTINGS)
+    _refuse_unknown("meander.json", family.settings, OF_SETTINGS | {"arguments"})
+    _refuse_unknown("meander.json: arguments", family.default_arguments(), {a["name"] for a in family.arguments})
     optional = {*getattr(family.cls, "_optional_components", ()), "safety_checker", "feature_extractor"}
     for key, takes_it in list(takes.items())[1:]:
         there = folder.named_class(key)

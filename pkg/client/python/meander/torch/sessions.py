@@ -91,7 +91,7 @@ class Loaded:
             raise Fault("prompt", f"guidance: {guidance}; must be 0: {f.cls.__name__} has no such argument")
         return Recipe(
             tuple(prompts[0]), bool(given.get("truncate")), self._conditions(given.get("conditions") or {}),
-            self._arguments(given.get("arguments") or {}), size, guidance, int(steps),
+            self._arguments(f.default_arguments() | (given.get("arguments") or {})), size, guidance, int(steps),
         )  # fmt: skip
 
     def _conditions(self, given: dict[str, Any]) -> dict[str, list[str]]:
@@ -151,6 +151,7 @@ class Loaded:
         }
         sizes |= dict.fromkeys(_FRAMES, r.size.frames) | {"num_inference_steps": r.steps, "output_type": "np"}
         seeded = [torch.Generator("cpu").manual_seed(0) for _ in range(n)]
+        sizes["use_resolution_binning"] = False  # it would compute at another size, and resize
         sizes |= dict.fromkeys(COUNTS, n) | {"generator": seeded if self.seeded and n > 1 else seeded[0]}
         out |= {name: value for name, value in sizes.items() if name in takes}
         if "strength" in takes:
@@ -367,7 +368,7 @@ class PipelineEngine(Engine):
             size = self.family.size()
             at = "" if self.family.admitted else (
                 f" (at its default size, {size.frames} x {size.height} x {size.width}: frames, height and width in "
-                "meander.json are another)"
+                "meander.json are another, its arguments other ones)"
             )  # fmt: skip
             raise Fault("config", f"not admitted: {'' if name in why else f'{name}: '}{why}{at}") from e
         self.family.encodes = encodes(self.loaded, Size(**self.family.admitted))

@@ -34,7 +34,7 @@ _TEXTS = ("prompt", "prompt_2", "prompt_3")
 _OF_THE_HOST = {
     *COUNTS, *_FRAMES, *_TEXTS, "prompt_4", "height", "width", "num_inference_steps", "timesteps", "sigmas", "eta",
     "generator", "latents", "output_type", "return_dict", "callback", "callback_steps", "callback_on_step_end",
-    "max_area", "batch_size",
+    "max_area", "batch_size", "use_resolution_binning",
     "callback_on_step_end_tensor_inputs", "denoising_end", "denoising_start", "decode_timestep", "decode_noise_scale",
 }  # fmt: skip
 """Arguments of pipelines that a recipe does not have: the host gives them otherwise, or they change the loop."""
@@ -166,6 +166,12 @@ class Pipeline(Family):
         names = ("true_cfg_scale",) if embeds else ("true_cfg_scale", "guidance_scale")
         return next((n for n in names if n in self.call), "")
 
+    def default_arguments(self) -> dict[str, Any]:
+        """The arguments that meander.json has, of every call that does not say them."""
+        if not isinstance(given := self.settings.get("arguments", {}), dict):
+            raise Fault("config", f"meander.json: arguments: {given!r:.80}; must be values by their names")
+        return given
+
     def default_scale(self) -> float:
         """The default of that; 1 without."""
         return float(self._default(self._guidance(), 1.0))
@@ -176,7 +182,7 @@ class Pipeline(Family):
 
     def _inputs(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Conditions and arguments by the signature."""
-        conditions, arguments, before = [], [], True
+        conditions, arguments, before, given = [], [], True, self.default_arguments()
         for name, p in self.call.items():
             before = before and name != "prompt"
             annotation = "" if p.annotation is p.empty else str(p.annotation)
@@ -210,6 +216,7 @@ class Pipeline(Family):
                 if isinstance(default, float) and not math.isfinite(default):
                     default = None
                 needs = p.default is p.empty or name == "control_mode" and "Union" in self.cls.__name__
+                default, needs = given.get(name, default), needs and name not in given
                 arguments.append({"name": name, "type": scalar, "default": default, "required": needs})
         return conditions, arguments
 

@@ -125,3 +125,24 @@ def test_guidance_with_momentum_is_refused_whatever_the_default_is(tmp_path):
     engine = zoo.PipelineEngine(zoo.Pipeline(zoo.Folder(tmp_path)), zoo.Settings("cpu", "f32", threads=1))
     with torch.no_grad(), pytest.raises(Fault, match="steps with guidance_scale of 5 depend on those before"):
         admission.admit(engine.loaded, lambda detail: None)
+
+
+def test_arguments_of_meander_json_are_those_of_calls_that_do_not_say_them(tmp_path):
+    """CogVideoX of a short limit of tokens takes no more, and its pipeline's default is 226."""
+    zoo.write(tmp_path, "CogVideoXPipeline")
+    settings = json.loads((tmp_path / "meander.json").read_text())
+
+    def engine(**arguments):
+        (tmp_path / "meander.json").write_text(json.dumps(settings | {"arguments": arguments}))
+        return zoo.PipelineEngine(zoo.Pipeline(zoo.Folder(tmp_path)), zoo.Settings("cpu", "f32", threads=1))
+
+    loaded = engine(max_sequence_length=16).loaded
+    card = {a["name"]: a["default"] for a in loaded.family.card()["pipeline"]["arguments"]}
+    recipe = admission.recipe_of(loaded)
+    assert card["max_sequence_length"] == loaded.call_of(recipe)["max_sequence_length"] == 16
+    asked = loaded.recipe({"prompts": [["a"]], "arguments": {"max_sequence_length": 8}})
+    assert loaded.call_of(asked)["max_sequence_length"] == 8 and asked.handle != recipe.handle
+    with pytest.raises(Fault, match="max_sequence_length: 'x'; must be of type integer"):
+        admission.recipe_of(engine(max_sequence_length="x").loaded)
+    with pytest.raises(Fault, match="meander.json: arguments: height"):
+        engine(height=8).family.check()
