@@ -190,7 +190,7 @@ class Pipeline(Family):
             needed = p.default is p.empty and p.kind is not p.VAR_KEYWORD
             if needed and _NO_INPUT.search(name):
                 raise Fault("config", f"{self.cls.__name__}: {name}: needed, and nothing that a recipe can have")
-            if name in _OF_THE_HOST or name.startswith("_") or _NO_INPUT.search(name):
+            if name in _OF_THE_HOST or _NO_INPUT.search(name):
                 continue
             media = _MEDIA.search(name)
             scalar = next((t for n, t in _TYPES if type(default).__name__ == n), "")
