@@ -50,6 +50,45 @@ func TestPolicy_Compare(t *testing.T) {
 	expect(t, exitFailed, "nothing is stored of it", "runs", "compare", "ab-v0", "nope")
 }
 
+// A tenant goes with all its versions once nothing needs them, and its name begins again.
+func TestPolicy_Remove(t *testing.T) {
+	bustest.Sequential(t, others)
+	adapter, err := filepath.Abs("../../deploy/demo/adapter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inEmptyDir(t)
+	t.Setenv("MEANDER_STORE", "store")
+	run := func(name string, more ...string) []string {
+		return append([]string{"run", "--run", name, "-n", "2", "--steps", "4", "--reward", "glyph", "--out", "-",
+			`a sign that says "FOX"`}, more...)
+	}
+	push := []string{"policy", "push", adapter, "--tenant", "alice", "--wait", "0"}
+	expect(t, exitOK, "", run("first")...)
+	expect(t, exitOK, "version 1 after 0", push...)
+	expect(t, exitOK, "", run("of-alice", "--tenant", "alice")...)
+	for want, given := range map[string][]string{
+		"runs rm of-alice": {"--tenant", "alice"},
+		`--tenant: "bob"; must be one of main, alice`: {"--tenant", "bob"},
+		"must be another than main":                   {},
+		`tenant: "main"; must be another than main`:   {"--tenant", "main"},
+		`--lane: "other"; must be one of signs`:       {"--tenant", "alice", "--lane", "other"},
+		`--tenant: "a.b"; must be`:                    {"--tenant", "a.b"},
+		`'meander policy rm' takes no arguments`:      {"alice"},
+	} {
+		expect(t, exitUsage, want, append([]string{"policy", "rm"}, given...)...)
+	}
+	expect(t, exitOK, "run of-alice", "runs", "rm", "of-alice")
+	expect(t, exitOK, "tenant alice: 2 versions removed", "policy", "rm", "--tenant", "alice")
+	if said := expect(t, exitOK, "", "policy", "ls"); strings.Contains(said, "alice") {
+		t.Errorf("after rm: %s", said)
+	}
+	expect(t, exitUsage, `"alice"; must be one of main`, "policy", "ls", "--tenant", "alice")
+	expect(t, exitUsage, `"alice"; must be one of main`, "policy", "rm", "--tenant", "alice")
+	expect(t, exitFailed, `tenant: "alice" has no weights`, run("late", "--tenant", "alice")...)
+	expect(t, exitOK, "version 1 after 0", push...)
+}
+
 // A version that samplers have refused is listed as such, and the current one is that before it.
 func TestPolicy_Refused(t *testing.T) {
 	inEmptyDir(t)

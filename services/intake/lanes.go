@@ -80,6 +80,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*laneView, error) {
 			v.policies[p.Lane] = served
 		}
 	}
+	maps.DeleteFunc(l.served, func(of schemas.Lineage, _ *schemas.Policy) bool { return v.newest[of] == nil })
 	for _, p := range present {
 		if p.Room != nil && p.Service == schemas.ServiceSampler {
 			v.samplerSpaces = append(v.samplerSpaces, p.Room)

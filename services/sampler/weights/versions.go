@@ -13,6 +13,7 @@
 package weights
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,7 +154,7 @@ func (v *Versions) newestFor(tenant schemas.Tenant, least int64) (*Loaded, error
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	l := v.lineage(tenant)
-	if l == nil || l.newest == nil {
+	if l.newest == nil {
 		return nil, fmt.Errorf("%w: %d; it has none of tenant %s", ErrPolicyPending, least, tenant)
 	}
 	if have := l.newest.Version(); have < least {
@@ -165,12 +166,12 @@ func (v *Versions) newestFor(tenant schemas.Tenant, least int64) (*Loaded, error
 	return l.newest, nil
 }
 
-// lineage returns what is known of a tenant; nil: nothing. Lock held.
+// lineage returns what is known of a tenant; empty: nothing. Lock held.
 func (v *Versions) lineage(tenant schemas.Tenant) *lineage {
 	if tenant == schemas.TenantMain || tenant == "" {
 		return &v.main
 	}
-	return v.tenants[tenant]
+	return cmp.Or(v.tenants[tenant], &lineage{})
 }
 
 // all returns what is known of all tenants, of main first. Lock held.
@@ -218,7 +219,7 @@ func (v *Versions) PinVersion(ctx context.Context, tenant schemas.Tenant, versio
 	w.users++
 	v.held = append(v.held, w)
 	v.options.Metrics.Resident.Inc()
-	if l := v.lineage(tenant); l != nil && l != &v.main && l.newest != nil && l.newest.Version() == version {
+	if l := v.lineage(tenant); l != &v.main && l.newest != nil && l.newest.Version() == version {
 		l.newest = w // those before were closed to make place
 	}
 	return w, nil
@@ -315,10 +316,7 @@ func (v *Versions) Newest() *Loaded { return v.NewestOf(schemas.TenantMain) }
 func (v *Versions) NewestOf(tenant schemas.Tenant) *Loaded {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if l := v.lineage(tenant); l != nil {
-		return l.newest
-	}
-	return nil
+	return v.lineage(tenant).newest
 }
 
 // Close closes all weights. It is called when no sample is being made any more.
@@ -339,7 +337,7 @@ func (v *Versions) Move(from *Loaded, may func(to *Loaded) bool) *Loaded {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	to := v.lineage(from.Policy.Tenant).newest
-	if to == from || to != v.main.newest && !slices.Contains(v.held, to) || !may(to) {
+	if to == nil || to == from || to != v.main.newest && !slices.Contains(v.held, to) || !may(to) {
 		return from
 	}
 	from.users--
@@ -373,16 +371,49 @@ func (v *Versions) Want(p *schemas.Policy) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	l := v.lineage(p.Tenant)
-	if l == nil {
+	if l != &v.main && v.tenants[p.Tenant] == nil {
 		if len(v.tenants) == schemas.MaxTenants { // it did not come by AddTenant
 			v.leftOut = p.Tenant
 			return
 		}
-		l = &lineage{}
 		v.tenants[p.Tenant] = l
 	}
 	l.wanted, l.epoch, l.failed = p, max(l.epoch, p.Epoch), time.Time{}
 	signal(v.news)
+}
+
+// Forget lets go of a tenant that was removed: one of its name that is begun later has other weights under the same
+// numbers. It waits for a version that is being loaded.
+func (v *Versions) Forget(ctx context.Context, tenant schemas.Tenant) {
+	unlock, err := v.lockLoads(ctx)
+	if err != nil {
+		return
+	}
+	defer unlock()
+	v.forget(tenant)
+	signal(v.news)
+}
+
+// forget is Forget where nothing is being loaded.
+func (v *Versions) forget(tenant schemas.Tenant) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	delete(v.tenants, tenant)
+	v.held = slices.DeleteFunc(v.held, func(w *Loaded) bool {
+		if w.Policy.Tenant != tenant {
+			return false
+		}
+		w.retired = true
+		v.closeUnused(w)
+		return true
+	})
+}
+
+// knows reports whether a tenant has had a policy, and was not forgotten.
+func (v *Versions) knows(tenant schemas.Tenant) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return tenant == schemas.TenantMain || v.tenants[tenant] != nil
 }
 
 // chooseNext returns the policy to load next, nil for none. again says that another try may help one that failed.
@@ -519,12 +550,26 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 		return err
 	}
 	defer unlock()
+	last := v.NewestOf(p.Tenant)
+	if last != nil && p.Tenant != schemas.TenantMain {
+		was, err := v.options.Bus.PolicyOf(ctx, p.Lineage(), last.Version())
+		if errors.Is(err, bus.ErrNotFound) || err == nil && was.WeightsDigest != last.Policy.WeightsDigest {
+			v.forget(p.Tenant) // removed and begun again while the news did not come
+			v.Want(p)
+			last, err = nil, nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if !v.knows(p.Tenant) {
+		return nil // it was removed since
+	}
 	if p.Tenant != schemas.TenantMain && !v.makePlace() {
 		return fmt.Errorf("%w: samples use all %d besides the newest (--resident-versions)", ErrPolicyPending,
 			v.options.Own.Resident)
 	}
 	began := time.Now()
-	last := v.NewestOf(p.Tenant)
 	var w *Loaded
 	var fault error
 	if last == nil {
