@@ -38,16 +38,34 @@ func TestPolicy_Compare(t *testing.T) {
 		t.Errorf("compared %s", said)
 	}
 	expect(t, exitOK, "ab-v0 is better at 0 prompts, worse at 0, equal at 2", "runs", "compare", "newest", "ab-v0")
+	conn, err := (&app{store: "store", logLevel: "error"}).connect(t.Context(), zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := conn.Last(t.Context(), schemas.StreamPrompts, schemas.PromptSubject("ab-v1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := conn.Last(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("ab-v0", "*"))
+	if err != nil || !second.Time.Before(first.Time) {
+		t.Errorf("the second run began at %v, when the first had ended, at %v; %v", second.Time, first.Time, err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
 	for want, given := range map[string][]string{
-		"must be the numbers of two versions":    {"0"},
-		`"one"; must be the number of a version`: {"0", "one", "a"},
-		"1 twice; must be two versions":          {"1", "1", "a"},
-		"--dry-run: given; must be absent":       {"0", "1", "a", "--dry-run"},
-		"(--at-version): given of prompt":        {"0", "1", "a", "--at-version", "1"},
+		"VERSION: 9; version 9 of lane \"signs\": not found; must be one of 1, 0": {"0", "9", "a", "--run", "none"},
+		"must be the numbers of two versions":                                     {"0"},
+		`"one"; must be the number of a version`:                                  {"0", "one", "a"},
+		"1 twice; must be two versions":                                           {"1", "1", "a"},
+		"--dry-run: given; must be absent":                                        {"0", "1", "a", "--dry-run"},
+		"(--at-version): given of prompt":                                         {"0", "1", "a", "--at-version", "1"},
 	} {
 		expect(t, exitUsage, want, append([]string{"policy", "compare"}, given...)...)
 	}
-	expect(t, exitFailed, "nothing is stored of it", "runs", "compare", "ab-v0", "nope")
+	for _, name := range []string{"nope", "none-v0"} {
+		expect(t, exitFailed, "nothing is stored of it", "runs", "compare", "ab-v0", name)
+	}
 }
 
 // A tenant goes with all its versions once nothing needs them, and its name begins again.
