@@ -85,6 +85,10 @@ func TestPolicy_Remove(t *testing.T) {
 	expect(t, exitOK, "", run("first")...)
 	expect(t, exitOK, "version 1 after 0", push...)
 	expect(t, exitOK, "", run("of-alice", "--tenant", "alice")...)
+	expect(t, exitOK, "policy_version: 2; lane \"signs.alice\" serves version 1", run("dry", "--tenant", "alice",
+		"--at-version", "2", "--dry-run")...)
+	expect(t, exitUsage, `"bob" has no weights on lane "signs"; must be one of alice, main`, run("dry", "--tenant", "bob",
+		"--dry-run")...)
 	for want, given := range map[string][]string{
 		"runs rm of-alice": {"--tenant", "alice"},
 		`--tenant: "bob"; must be one of main, alice`: {"--tenant", "bob"},
@@ -103,7 +107,7 @@ func TestPolicy_Remove(t *testing.T) {
 	}
 	expect(t, exitUsage, `"alice"; must be one of main`, "policy", "ls", "--tenant", "alice")
 	expect(t, exitUsage, `"alice"; must be one of main`, "policy", "rm", "--tenant", "alice")
-	expect(t, exitFailed, `tenant: "alice" has no weights`, run("late", "--tenant", "alice")...)
+	expect(t, exitUsage, `tenant: "alice" has no weights`, run("late", "--tenant", "alice")...)
 	expect(t, exitOK, "version 1 after 0", push...)
 }
 
