@@ -385,7 +385,7 @@ func (b *Bus) RemoveTenant(ctx context.Context, of schemas.Lineage) (versions in
 	}
 	kv, err := b.bucket(ctx, schemas.PolicyBucket)
 	if err == nil {
-		err = kv.Delete(ctx, of.Key()) // a marker, which samplers follow; after the history, or it would be raised again
+		err = kv.Delete(ctx, of.Key()) // a marker, which samplers follow: last, or the history would be raised again
 	}
 	return len(history), err
 }

@@ -230,8 +230,8 @@ func (c *Client) RemoveTenant(ctx context.Context, of schemas.Lineage) (versions
 	runs, err := c.bus.TenantRuns(ctx, of)
 	if err == nil && len(runs) > 0 {
 		names := namesOf(runs[:min(len(runs), 8)], func(r schemas.Run) string { return string(r) })
-		err = refusedPolicy("lane %q: %d stored runs need its versions; must be none: remove them first, with 'meander "+
-			"runs rm %s'", of, len(runs), strings.Join(names, " "))
+		err = refusedPolicy("lane %q: %d stored runs need its versions; must be none: remove them first, with "+
+			"'meander runs rm %s'", of, len(runs), strings.Join(names, " "))
 	}
 	if err != nil {
 		return 0, err

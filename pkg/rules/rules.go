@@ -313,7 +313,8 @@ func (r *run) ruleOf(name string) string {
 	case has("diversity"):
 		return schemas.RuleDiversity
 	case has("reward", "rewards", "score", "accuracy", "acc", "exact", "gold"),
-		slices.ContainsFunc(strings.Split(name, "/"), func(part string) bool { return slices.Contains(r.functions, part) }):
+		slices.ContainsFunc(strings.Split(name, "/"),
+			func(part string) bool { return slices.Contains(r.functions, part) }):
 		return schemas.RuleReader
 	}
 	return ""
@@ -400,7 +401,8 @@ func (w *Watch) falls(r *run, k key, size int, x, reward float64) {
 			while = fmt.Sprintf(", while the reward went from %.4g to %.4g", s.from.reward, s.now.reward)
 		}
 		w.find(r, k, fell/cmp.Or(math.Abs(s.from.mean), 1), limit, "%s was %.4g over %d %s %s, and is %.4g and "+
-			"%.4g in the last two times as many%s", k.of, s.from.mean, size, things, was, s.last.mean, s.now.mean, while)
+			"%.4g in the last two times as many%s", k.of, s.from.mean, size, things, was, s.last.mean, s.now.mean,
+			while)
 	}
 }
 

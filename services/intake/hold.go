@@ -92,8 +92,8 @@ func (h *heldPrompts) removeReason(seq uint64) {
 }
 
 // whyOtherPipeline returns why a prompt must be left to another pipeline, if this one cannot serve it. It is for a
-// pipeline that serves runs of its own (cfg.Own) with one model. policy is that of the prompt's lane, nil if no sampler serves
-// the lane. A prompt of the own run for another known model is not left: that is a terminal error.
+// pipeline that serves runs of its own (cfg.Own) with one model. policy is that of the prompt's lane, nil if no sampler
+// serves the lane. A prompt of an own run for another known model is not left: that is a terminal error.
 func (s *service) whyOtherPipeline(v *laneView, run schemas.Run, p *schemas.Prompt,
 	policy *schemas.Policy,
 ) (wait, error) {

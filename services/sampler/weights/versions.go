@@ -13,7 +13,6 @@
 package weights
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -117,17 +116,6 @@ type Versions struct {
 	news    chan struct{}               // signals that a policy is wanted, or may get its place; buffered, 1
 }
 
-// lineage is what a sampler knows of the versions of one tenant.
-type lineage struct {
-	newest  *Loaded         // the current weights; of a tenant nil before the first, and closed where held lacks them
-	wanted  *schemas.Policy // the newest policy that is not handled yet; nil: none
-	epoch   int64           // the highest of the policies: what is below it is refused
-	refused *schemas.Policy // the last policy that was refused: it is not tried again; nil: none
-	refusal error           // why
-	loading *int64          // the version that is loaded, or waits for memory; nil: none
-	failed  time.Time       // when loading it failed for what may pass; zero: it did not
-}
-
 // New returns Versions without weights: Begin loads the first.
 func New(o Options) *Versions {
 	return &Versions{
@@ -164,23 +152,6 @@ func (v *Versions) newestFor(tenant schemas.Tenant, least int64) (*Loaded, error
 		l.newest.users++
 	}
 	return l.newest, nil
-}
-
-// lineage returns what is known of a tenant; empty: nothing. Lock held.
-func (v *Versions) lineage(tenant schemas.Tenant) *lineage {
-	if tenant == schemas.TenantMain || tenant == "" {
-		return &v.main
-	}
-	return cmp.Or(v.tenants[tenant], &lineage{})
-}
-
-// all returns what is known of all tenants, of main first. Lock held.
-func (v *Versions) all() []*lineage {
-	out := []*lineage{&v.main}
-	for _, t := range slices.Sorted(maps.Keys(v.tenants)) {
-		out = append(out, v.tenants[t])
-	}
-	return out
 }
 
 // PinVersion returns the weights of a version of a tenant's history for a sample, until Release, and loads them if they
@@ -366,56 +337,6 @@ func (v *Versions) setCurrent(w *Loaded) {
 	}
 }
 
-// Want notes that p is the newest policy of its tenant; Follow loads it. Tenants are added up to MaxTenants.
-func (v *Versions) Want(p *schemas.Policy) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	l := v.lineage(p.Tenant)
-	if l != &v.main && v.tenants[p.Tenant] == nil {
-		if len(v.tenants) == schemas.MaxTenants { // it did not come by AddTenant
-			v.leftOut = p.Tenant
-			return
-		}
-		v.tenants[p.Tenant] = l
-	}
-	l.wanted, l.epoch, l.failed = p, max(l.epoch, p.Epoch), time.Time{}
-	signal(v.news)
-}
-
-// Forget lets go of a tenant that was removed: one of its name that is begun later has other weights under the same
-// numbers. It waits for a version that is being loaded.
-func (v *Versions) Forget(ctx context.Context, tenant schemas.Tenant) {
-	unlock, err := v.lockLoads(ctx)
-	if err != nil {
-		return
-	}
-	defer unlock()
-	v.forget(tenant)
-	signal(v.news)
-}
-
-// forget is Forget where nothing is being loaded.
-func (v *Versions) forget(tenant schemas.Tenant) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	delete(v.tenants, tenant)
-	v.held = slices.DeleteFunc(v.held, func(w *Loaded) bool {
-		if w.Policy.Tenant != tenant {
-			return false
-		}
-		w.retired = true
-		v.closeUnused(w)
-		return true
-	})
-}
-
-// knows reports whether a tenant has had a policy, and was not forgotten.
-func (v *Versions) knows(tenant schemas.Tenant) bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return tenant == schemas.TenantMain || v.tenants[tenant] != nil
-}
-
 // chooseNext returns the policy to load next, nil for none. again says that another try may help one that failed.
 func (v *Versions) chooseNext() (p *schemas.Policy, again bool) {
 	v.mu.Lock()
@@ -550,17 +471,8 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 		return err
 	}
 	defer unlock()
-	last := v.NewestOf(p.Tenant)
-	if last != nil && p.Tenant != schemas.TenantMain {
-		was, err := v.options.Bus.PolicyOf(ctx, p.Lineage(), last.Version())
-		if errors.Is(err, bus.ErrNotFound) || err == nil && was.WeightsDigest != last.Policy.WeightsDigest {
-			v.forget(p.Tenant) // removed and begun again while the news did not come
-			v.Want(p)
-			last, err = nil, nil
-		}
-		if err != nil {
-			return err
-		}
+	if err := v.forgetRemoved(ctx, p); err != nil {
+		return err
 	}
 	if !v.knows(p.Tenant) {
 		return nil // it was removed since
@@ -570,6 +482,7 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 			v.options.Own.Resident)
 	}
 	began := time.Now()
+	last := v.NewestOf(p.Tenant)
 	var w *Loaded
 	var fault error
 	if last == nil {
