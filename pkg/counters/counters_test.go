@@ -38,8 +38,8 @@ func (w *world) publish() {
 	one := func(of ...string) string { return of[w.rng.IntN(len(of))] }
 	run, uid := schemas.Run(w.pick("run", 4)), schemas.UID(w.pick("u", 6))
 	a := schemas.Address{
-		Run: run, UID: uid, Sample: strconv.Itoa(w.rng.IntN(3)), Step: "s" + strconv.Itoa(w.rng.IntN(2)), Stage: schemas.StageMain,
-		Batch: one(string(uid), "b0", "b1"),
+		Run: run, UID: uid, Sample: strconv.Itoa(w.rng.IntN(3)), Step: "s" + strconv.Itoa(w.rng.IntN(2)),
+		Stage: schemas.StageMain, Batch: one(string(uid), "b0", "b1"),
 	}
 	outcome := ""
 	switch a.Kind = one(schemas.KindPrompt, schemas.KindGroup, schemas.KindOpening, schemas.KindTrajectory,
