@@ -283,6 +283,7 @@ const (
 	HeaderLane        = "Mdr-Lane"    // of a trajectory, in the same way: its lane
 	HeaderSamples     = "Mdr-Samples" // of a stage's trajectory, in the same way: how many samples end with it
 	HeaderMean        = "Mdr-Mean"    // of an advantage, in the same way: its mean reward, if any
+	HeaderSaved       = "Mdr-Saved"   // of a selection, in the same way: its saved evaluations
 	ContentType       = "application/msgpack"
 )
 

@@ -86,6 +86,10 @@ type RunStatus struct {
 	Failed       int64 `msgpack:"failed,omitempty" range:"0.."`
 	Waiting      int64 `msgpack:"waiting" range:"0.."`
 	Parked       int64 `msgpack:"parked" range:"0.."`
+	// Midway is how many samples wait at a step until all of their group have a reward there, SavedEvaluations how many
+	// evaluations of the network those that were ended by such rewards did not take.
+	Midway           int64 `msgpack:"midway,omitempty" range:"0.."`
+	SavedEvaluations int64 `msgpack:"saved_evaluations,omitempty" range:"0.."`
 	// Refused counts the prompts that were refused and have no group, such as unreadable ones: each is a dead letter.
 	Refused int64 `msgpack:"refused,omitempty" range:"0.."`
 	// Lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks

@@ -198,8 +198,10 @@ func (b *Bus) PolicyVersionAt(
 
 // FollowPolicy calls each with the current policy of each tenant of a lane, and again with each later one, in order,
 // until ctx ends. When several come at once, it may skip all but the last. An entry that was removed or cannot be read
-// is replaced by the newest policy of the history. It returns nil.
-func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*schemas.Policy)) error {
+// is replaced by the newest policy of the history; gone is called with a tenant that has none. It returns nil.
+func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*schemas.Policy),
+	gone func(schemas.Tenant),
+) error {
 	subject := schemas.BucketSubject(schemas.PolicyBucket, schemas.PolicyKey(lane, "*"))
 	b.followEntries(ctx, schemas.StreamPolicyBucket, subject, func(m *Message) {
 		if p := b.decodePolicy(m); p != nil {
@@ -207,7 +209,14 @@ func (b *Bus) FollowPolicy(ctx context.Context, lane schemas.Lane, each func(*sc
 			return
 		}
 		of := lane.Of(schemas.Tenant(m.Subject[strings.LastIndexByte(m.Subject, '.')+1:]))
-		if err := b.RaisePolicy(ctx, of); err != nil && ctx.Err() == nil {
+		err := b.RaisePolicy(ctx, of)
+		if err == nil {
+			_, err = b.Policy(ctx, of)
+		}
+		switch {
+		case errors.Is(err, ErrNotFound):
+			gone(of.Tenant)
+		case err != nil && ctx.Err() == nil:
 			b.log.Warn().Err(err).Stringer("lane", of).Msg("policy not replaced")
 		}
 	})
@@ -331,6 +340,54 @@ func (b *Bus) AddTenant(ctx context.Context, of schemas.Lineage) error {
 		return err
 	}
 	return nil // another has just done so
+}
+
+// TenantRuns returns the runs with a group or an update of a tenant of a lane, sorted.
+func (b *Bus) TenantRuns(ctx context.Context, of schemas.Lineage) ([]schemas.Run, error) {
+	runs := map[schemas.Run]bool{}
+	told := schemas.Address{Kind: schemas.KindUpdate, Lane: of.Lane, Tenant: of.Tenant}.Filter()
+	updates, err := b.Subjects(ctx, schemas.StreamUpdates, told)
+	if err != nil {
+		return nil, fmt.Errorf("runs of lane %q: %w", of, err)
+	}
+	for subject := range updates {
+		a, _ := schemas.ParseSubject(subject)
+		runs[a.Run] = true
+	}
+	for m, err := range b.Read(ctx, schemas.StreamGroups, []string{schemas.GroupSubject("*", "*")}, ReadOptions{}) {
+		if err != nil {
+			return nil, fmt.Errorf("runs of lane %q: %w", of, err)
+		}
+		g := &schemas.GroupRecord{}
+		if Fits(m, g) == nil && (g.Lineage() == of ||
+			slices.ContainsFunc(g.Group.Stages, func(s schemas.GroupStage) bool { return s.Lineage() == of })) {
+			runs[g.Run] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(runs)), ctx.Err()
+}
+
+// RemoveTenant removes the versions of a tenant of a lane, and the samplers' answers to them, and returns how many
+// versions there were. Files of weights that nothing else names go with the next sweep. See TenantRuns: what is stored
+// of these can be recomputed no more.
+func (b *Bus) RemoveTenant(ctx context.Context, of schemas.Lineage) (versions int, err error) {
+	history, err := b.PolicyHistory(ctx, of)
+	if err != nil {
+		return 0, err
+	}
+	for stream, subject := range map[string]string{
+		schemas.StreamPolicies: schemas.PolicySubject(of.Lane, of.Tenant),
+		schemas.StreamApplied:  schemas.AppliedSubject(of.Lane, of.Tenant, "*"),
+	} {
+		if _, err := b.PurgeSubject(ctx, stream, subject); err != nil {
+			return 0, err
+		}
+	}
+	kv, err := b.bucket(ctx, schemas.PolicyBucket)
+	if err == nil {
+		err = kv.Delete(ctx, of.Key()) // a marker, which samplers follow: last, or the history would be raised again
+	}
+	return len(history), err
 }
 
 // PolicyVersions lists the version numbers of a lane's history for an error or a help text, the newest first; of many

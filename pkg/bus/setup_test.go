@@ -198,7 +198,8 @@ func testLostPolicies(t *testing.T, e *env) {
 	defer func() { cancel(); <-followed }()
 	go func() {
 		defer close(followed)
-		_ = e.FollowPolicy(ctx, "tiny", func(p *schemas.Policy) { seen <- p.PolicyVersion })
+		_ = e.FollowPolicy(ctx, "tiny", func(p *schemas.Policy) { seen <- p.PolicyVersion },
+			func(schemas.Tenant) { seen <- -1 })
 	}()
 	next := func() int64 {
 		select {

@@ -211,6 +211,34 @@ func (c *Client) RollbackPolicy(ctx context.Context, version int64, push Push) (
 	})
 }
 
+// RemoveTenant removes a tenant of a lane with all its versions, and returns how many there were; an empty lane is that
+// of Policy. Another may be begun under the name, from version 0 on. *RefusedError: it is main, a trainer has it, or
+// stored runs need its versions.
+func (c *Client) RemoveTenant(ctx context.Context, of schemas.Lineage) (versions int, err error) {
+	if of.Tenant == "" || of.Tenant == schemas.TenantMain {
+		return 0, refusedPolicy("tenant: %q; must be another than main, which a lane always has", of.Tenant)
+	}
+	p, err := c.NewestPolicy(ctx, of)
+	if err != nil {
+		return 0, err
+	}
+	of = p.Lineage()
+	if trainer, err := c.bus.Trainer(ctx, of); err != nil || trainer != "" {
+		return 0, cmp.Or(err, refusedPolicy("lane %q: %s trains it; must be one that no trainer has: stop that one "+
+			"first, or wait %v after it was killed", of, trainer, schemas.LeaseTTL))
+	}
+	runs, err := c.bus.TenantRuns(ctx, of)
+	if err == nil && len(runs) > 0 {
+		names := namesOf(runs[:min(len(runs), 8)], func(r schemas.Run) string { return string(r) })
+		err = refusedPolicy("lane %q: %d stored runs need its versions; must be none: remove them first, with "+
+			"'meander runs rm %s'", of, len(runs), strings.Join(names, " "))
+	}
+	if err != nil {
+		return 0, err
+	}
+	return c.bus.RemoveTenant(ctx, of)
+}
+
 func refusedPolicy(format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &RefusedError{Code: schemas.CodeInvalid, Reason: err.Error(), What: "policy"}
@@ -366,7 +394,7 @@ func (c *Client) lanes(ctx context.Context) ([]*schemas.Policy, error) {
 
 func laneOf(p *schemas.Policy) string { return string(p.Lane) }
 
-func namesOf(all []*schemas.Policy, name func(*schemas.Policy) string) (names []string) {
+func namesOf[T any](all []T, name func(T) string) (names []string) {
 	for _, p := range all {
 		names = append(names, name(p))
 	}

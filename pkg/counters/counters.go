@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -29,8 +30,8 @@ import (
 // counted are the streams that records count, in the order in which they are read: a result before what it is of, so
 // that no result lacks its group.
 var counted = [...]string{
-	schemas.StreamAdvantages, schemas.StreamRewards, schemas.StreamTrajectories, schemas.StreamGroups,
-	schemas.StreamDead, schemas.StreamPrompts,
+	schemas.StreamAdvantages, schemas.StreamRewards, schemas.StreamTrajectories, schemas.StreamVerdicts,
+	schemas.StreamGroups, schemas.StreamDead, schemas.StreamPrompts,
 }
 
 // filters returns the subjects of a run in a counted stream.
@@ -43,7 +44,7 @@ func filters(stream string, run schemas.Run) []string {
 
 const (
 	// prefix begins the keys of records. Another number: records of another form.
-	prefix  = "counts8"
+	prefix  = "counts9"
 	headKey = prefix
 	packKey = "pack." + prefix
 	// atOnce is how many runs are asked about, or written, side by side.
@@ -53,6 +54,9 @@ const (
 	// maxRecord bounds a record, in bytes. A run with more open groups has a stub, and is read in full.
 	maxRecord = 256 << 10
 )
+
+// decided is what a record has of a step at which it is known which samples of a group end.
+const decided = math.MinInt32
 
 func key(run schemas.Run) string { return prefix + "." + string(run) }
 
@@ -99,6 +103,10 @@ type Run struct {
 	Orphans map[schemas.UID]bool `msgpack:"x,omitempty"`
 	// Batches have groups and no result.
 	Batches map[string]bool `msgpack:"p,omitempty"`
+	// Midway are how many samples of open groups have a reward at a step, by uid and step, decided and more where it is
+	// known which of them end there; Saved is how many evaluations those that ended did not take.
+	Midway map[schemas.UID]map[string]int64 `msgpack:"w,omitempty"`
+	Saved  int64                            `msgpack:"v,omitempty"`
 	// Letters are refused prompts without a group: how many dead letters of intake each has.
 	Letters map[schemas.UID]int64 `msgpack:"l,omitempty"`
 	// Large is a run of which only Marks are kept.
@@ -328,6 +336,9 @@ func (k *book) readOn(ctx context.Context) error {
 		if err := k.readStream(ctx, stream, subjects, from); err != nil {
 			return err
 		}
+	}
+	for _, r := range k.runs {
+		maps.DeleteFunc(r.Midway, func(uid schemas.UID, _ map[string]int64) bool { return !r.Open[uid] })
 	}
 	return nil
 }

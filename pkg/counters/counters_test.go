@@ -38,11 +38,13 @@ func (w *world) publish() {
 	one := func(of ...string) string { return of[w.rng.IntN(len(of))] }
 	run, uid := schemas.Run(w.pick("run", 4)), schemas.UID(w.pick("u", 6))
 	a := schemas.Address{
-		Run: run, UID: uid, Sample: strconv.Itoa(w.rng.IntN(3)), Stage: schemas.StageMain, Batch: one(string(uid), "b0", "b1"),
+		Run: run, UID: uid, Sample: strconv.Itoa(w.rng.IntN(3)), Step: "s" + strconv.Itoa(w.rng.IntN(2)),
+		Stage: schemas.StageMain, Batch: one(string(uid), "b0", "b1"),
 	}
 	outcome := ""
 	switch a.Kind = one(schemas.KindPrompt, schemas.KindGroup, schemas.KindOpening, schemas.KindTrajectory,
-		schemas.KindReward, schemas.KindAdvantage, schemas.KindBatch, schemas.KindDead); a.Kind {
+		schemas.KindReward, schemas.KindAdvantage, schemas.KindBatch, schemas.KindDead, schemas.KindStepReward,
+		schemas.KindSelection); a.Kind {
 	case schemas.KindTrajectory:
 		outcome = one(schemas.StopReasons...)
 	case schemas.KindReward:
@@ -60,6 +62,9 @@ func (w *world) publish() {
 	if outcome != "" {
 		m.Header = nats.Header{schemas.HeaderOutcome: {outcome}}
 	}
+	if a.Kind == schemas.KindSelection {
+		m.Header = nats.Header{schemas.HeaderSaved: {one("3", "5", "not a number")}}
+	}
 	if a.Kind == schemas.KindTrajectory && w.rng.IntN(2) == 0 { // of a stage, which ends so many samples
 		a.Stage = "think"
 		m.Subject = a.Filter()
@@ -70,7 +75,7 @@ func (w *world) publish() {
 
 var streams = []string{
 	schemas.StreamPrompts, schemas.StreamGroups, schemas.StreamTrajectories, schemas.StreamRewards,
-	schemas.StreamAdvantages, schemas.StreamDead,
+	schemas.StreamAdvantages, schemas.StreamDead, schemas.StreamVerdicts,
 }
 
 // full counts a run by reading all that is stored, and as simply as can be.
@@ -105,6 +110,9 @@ func (w *world) full(run schemas.Run) string {
 				closed[a.UID] = closed[a.UID] || outcome != ""
 			case schemas.KindOpening:
 				batches[a.Batch] = batches[a.Batch] || a.Batch != string(a.UID)
+			case schemas.KindSelection:
+				saved, _ := strconv.Atoi(m.Header.Get(schemas.HeaderSaved))
+				count["saved"] += saved
 			case schemas.KindBatch:
 				ended[a.Batch] = true
 			case schemas.KindDead:
@@ -146,6 +154,7 @@ func told(r *counters.Run) string {
 		count[stream] = int(r.Events(stream))
 	}
 	count["open"], count["open batches"], count["refused"] = len(r.Open), len(r.Batches), int(r.Refused())
+	count["saved"] = int(r.Saved)
 	delete(count, schemas.StreamDead)
 	return text(count)
 }
@@ -300,6 +309,45 @@ func TestLook_EqualsAFullReading(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Samples wait at a step until it is known which of their group end there; those that end have saved evaluations.
+func TestStatus_Midway(t *testing.T) {
+	t.Parallel()
+	w := &world{bustest.New(t), t, nil}
+	send := func(kind string, uid schemas.UID, sample string, header, value string) {
+		t.Helper()
+		a := schemas.Address{Kind: kind, Run: "r", UID: uid, Sample: sample, Step: "2"}
+		m := &nats.Msg{Subject: a.Filter(), Data: []byte("x"), Header: nats.Header{header: {value}}}
+		if _, err := w.JetStream().PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(after string, midway, saved int64) {
+		t.Helper()
+		for _, records := range []bool{false, true} {
+			if err := counters.Advance(t.Context(), w.Bus); records && err != nil {
+				t.Fatal(err)
+			}
+			s, err := counters.Status(t.Context(), w.Bus, "r")
+			if err != nil || s.Midway != midway || s.SavedEvaluations != saved {
+				t.Errorf("after %s: %+v, %v; want %d samples and %d evaluations", after, s, err, midway, saved)
+			}
+		}
+	}
+	send(schemas.KindGroup, "a", "", "none", "")
+	send(schemas.KindGroup, "b", "", "none", "")
+	send(schemas.KindStepReward, "a", "0", "none", "")
+	send(schemas.KindStepReward, "a", "1", "none", "")
+	want("two rewards", 2, 0)
+	send(schemas.KindStepReward, "b", "0", "none", "")
+	want("another group", 3, 0)
+	send(schemas.KindSelection, "a", "", schemas.HeaderSaved, "6")
+	want("a choice", 1, 6)
+	send(schemas.KindStepReward, "a", "2", "none", "")
+	want("a late sample", 1, 6)
+	send(schemas.KindAdvantage, "b", "", schemas.HeaderOutcome, schemas.StatusFailed)
+	want("a result", 0, 6)
 }
 
 // While others publish, and after records are there, a look reads what is new and nothing else.

@@ -22,7 +22,7 @@ type Size struct {
 	Events, Bytes uint64
 }
 
-// Sizes are of the streams that no look reads: steps, verdicts, controls, updates.
+// Sizes are of the streams that no look reads: steps, controls, updates.
 type Sizes struct {
 	Streams []Size `msgpack:"n"`
 	// Counted is how many events were counted in all other streams then.
@@ -70,9 +70,7 @@ func (r *Run) ended() bool { return r.Groups > 0 && len(r.Open) == 0 && len(r.Ba
 // of other runs may be far larger. It takes a dozen requests.
 func Measure(ctx context.Context, b *bus.Bus, run schemas.Run) (*Sizes, error) {
 	s := &Sizes{}
-	for _, stream := range []string{
-		schemas.StreamSteps, schemas.StreamVerdicts, schemas.StreamControl, schemas.StreamUpdates,
-	} {
+	for _, stream := range []string{schemas.StreamSteps, schemas.StreamControl, schemas.StreamUpdates} {
 		n, err := b.Stored(ctx, stream, schemas.RunFilters(run)[stream], 1)
 		if err != nil && !errors.Is(err, bus.ErrPermission) {
 			return nil, err
@@ -161,6 +159,19 @@ func (r *Run) count(m *bus.Message, a schemas.Address, outcome string) {
 			delete(r.Open, a.UID)
 		} else {
 			put(&r.Orphans, a.UID, true)
+		}
+	case schemas.KindStepReward:
+		if r.Midway[a.UID] == nil {
+			put(&r.Midway, a.UID, map[string]int64{})
+		}
+		r.Midway[a.UID][a.Step]++ // of a late sample too: it stays below 0
+	case schemas.KindSelection:
+		if r.Midway[a.UID] == nil {
+			put(&r.Midway, a.UID, map[string]int64{})
+		}
+		r.Midway[a.UID][a.Step] = decided
+		if n, err := strconv.ParseUint(m.Header.Get(schemas.HeaderSaved), 10, 32); err == nil {
+			r.Saved += int64(n)
 		}
 	case schemas.KindGroup:
 		r.Groups++

@@ -37,6 +37,16 @@ func (r *Run) Failed() int64 {
 	return r.Of(schemas.KindReward, schemas.StatusFailed) + r.Of(schemas.KindReward, schemas.StatusPruned)
 }
 
+// midway returns how many samples wait at a step.
+func (r *Run) midway() (n int64) {
+	for _, steps := range r.Midway {
+		for _, of := range steps {
+			n += max(0, of)
+		}
+	}
+	return n
+}
+
 // Unanswered returns how many prompts intake has neither accepted nor refused. A prompt that was published twice has
 // one group: once intake has answered all prompts of all runs, none is open.
 func (r *Run) Unanswered(answered bool) int64 {
@@ -174,6 +184,7 @@ func (r *Run) status(groups outcomes.Groups, control *schemas.Control, answered 
 		Groups: r.Groups, OpenBatches: int64(len(r.Batches)), Refused: r.Refused(),
 		Trajectories: r.Of(schemas.KindTrajectory, schemas.StopCompleted),
 		Rewards:      r.Of(schemas.KindReward, schemas.StatusScored), Failed: r.Failed(),
+		Midway: r.midway(), SavedEvaluations: r.Saved,
 	}
 	c := outcomes.Counts{
 		Groups: groups, OpenBatches: s.OpenBatches, Unanswered: r.Unanswered(answered), Refused: s.Refused,
@@ -194,7 +205,9 @@ func (r *Run) status(groups outcomes.Groups, control *schemas.Control, answered 
 // facts returns what decides what holds up the run, as far as its counts say; waiting requests are in a queue or in a
 // sampler's hands.
 func (r *Run) facts(answered bool, waiting int64) *outcomes.Facts {
-	f := &outcomes.Facts{Unanswered: r.Unanswered(answered), Unmade: waiting, Unscored: r.Unscored()}
+	f := &outcomes.Facts{
+		Unanswered: r.Unanswered(answered), Unmade: waiting, Midway: r.midway(), Unscored: r.Unscored(),
+	}
 	if len(r.Open) == 0 {
 		f.Batches = int64(len(r.Batches))
 	}

@@ -179,6 +179,8 @@ func Said(e schemas.Event, set func(header, value string)) {
 		if e.Mean != nil {
 			set(schemas.HeaderMean, strconv.FormatFloat(*e.Mean, 'g', -1, 64))
 		}
+	case *schemas.Selection:
+		set(schemas.HeaderSaved, strconv.FormatInt(e.SavedEvaluations, 10))
 	}
 }
 
@@ -199,6 +201,7 @@ const (
 	ForReward    For = "a reward service"
 	ForVerdict   For = "a verdict"
 	ForScore     For = "a score"
+	ForGroup     For = "the group"
 	ForBatch     For = "the batch"
 	ForAdvantage For = "the advantage service"
 	ForResume    For = "resume"
@@ -241,6 +244,8 @@ type Facts struct {
 	Sampler, Reward, Unserved bool
 	// Unanswered prompts, Unmade and Unscored samples; Judged of the latter wait for a verdict.
 	Unanswered, Unmade, Unscored, Judged int64
+	// Midway are those of Unmade that wait at a step until all samples of their group have a reward there.
+	Midway int64
 	// Batches are open while no group is: prompts of them are still to come.
 	Batches int64
 }
@@ -254,6 +259,15 @@ func Incomplete(run schemas.Run, batches int64) Wait {
 	if batches != 1 {
 		w.Says = fmt.Sprintf("%d batches wait for prompts of them that nobody has published; they keep their space",
 			batches)
+	}
+	return w
+}
+
+// Midway says that samples wait at a step for the others of their group.
+func Midway(samples int64) Wait {
+	w := Wait{For: ForGroup, Says: "1 sample waits at a step until all of its group have a reward there"}
+	if samples != 1 {
+		w.Says = fmt.Sprintf("%d samples wait at a step until all of their groups have a reward there", samples)
 	}
 	return w
 }
@@ -280,6 +294,10 @@ func (f *Facts) HeldBy() For {
 		return ForSampler
 	case f.Unmade == 0 && f.Unscored == 0 && f.Unanswered == 0 && f.Batches > 0:
 		return ForBatch
+	case f.Midway > 0 && f.Midway >= f.Unmade && f.Reward:
+		return ForGroup
+	case f.Midway > 0 && f.Midway >= f.Unmade:
+		return ForReward
 	case f.Unmade > 0 || f.Unscored == 0:
 		return ""
 	case f.Judged >= f.Unscored:

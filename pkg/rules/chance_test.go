@@ -42,8 +42,13 @@ func TestRules_Chance(t *testing.T) {
 				x[i], y[i] = draw(r), float64(i)
 			}
 			for _, rule := range []string{schemas.RuleReader, schemas.RuleDiversity} {
-				if rules.Falls(rule, x, y) {
+				if rules.Falls(rule, 64, x, y) {
 					t.Errorf("%s: run %d breaks %s", name, run, rule)
+				}
+				for from := range 10 { // evaluations, of ten runs
+					if x, y := x[400*from:400*from+400], y[:400]; rules.Falls(rule, 8, x, y) {
+						t.Errorf("%s: run %d breaks %s by evaluations", name, 10*run+from, rule)
+					}
 				}
 			}
 		}

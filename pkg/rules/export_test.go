@@ -3,10 +3,10 @@ package rules
 import "github.com/meander-rl/meander/schemas"
 
 // Falls reports whether scores of groups break a rule; Above whether numbers do.
-func Falls(rule string, scores, rewards []float64) bool {
+func Falls(rule string, size int, scores, rewards []float64) bool {
 	w, r := New(nil, nil), &run{series: map[key]*series{}, fired: map[string]bool{}}
 	for i, x := range scores {
-		w.falls(r, key{rule, "f"}, x, rewards[i])
+		w.falls(r, key{rule, "f"}, size, x, rewards[i])
 	}
 	return len(w.found) > 0
 }

@@ -1,11 +1,11 @@
 // Package rules finds what a run should not do (schemas.Rules) in what is stored of it, for any trainer: in the rewards
-// of its groups, and in the updates that trainers tell.
+// of its groups, and in the updates and evaluations that trainers tell.
 //
-// Noise breaks no rule. Numbers are compared over windows: 64 groups, or 8 updates of a trainer. A rule is broken when
-// the means of two windows in a row are beyond the limit by four standard errors each. The variance is the larger one
-// of the window and of all windows so far: a window whose numbers happen to be equal proves nothing by itself. The best
-// window is chosen among many, so one window below it would be chance. Updates that leave the weights as they were are
-// no matter of chance, and counted.
+// Noise breaks no rule. Numbers are compared over windows: 64 groups, or 8 updates or evaluations of a trainer. A rule
+// is broken when the means of two windows in a row are beyond the limit by four standard errors each. The variance is
+// the larger one of the window and of all windows so far: a window whose numbers happen to be equal proves nothing by
+// itself. The best window is chosen among many, so one window below it would be chance. Updates that leave the weights
+// as they were are no matter of chance, and counted.
 //
 // What a Watch knows is a function of the streams alone. An alarm has a subject of its own for each run and rule: a
 // process that was killed reads the streams again, finds the same, and what is stored already stays.
@@ -16,11 +16,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"math"
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/schemas"
@@ -50,35 +52,53 @@ func New(b *bus.Bus, raised func(*schemas.Alarm)) *Watch {
 	return &Watch{bus: b, raised: raised, next: map[string]uint64{}, runs: map[schemas.Run]*run{}}
 }
 
-// Look reads what is new, and stores the alarms that follow from it. An error is of the server; the next look goes on.
+// source is a stream that a watch reads, and its next message; nil: it has no more.
+type source struct {
+	stream, kind string
+	take         func(context.Context, *bus.Message) error
+	next         func() (*bus.Message, error, bool)
+	head         *bus.Message
+}
+
+// Look reads what is new, in the order in which it was stored, and stores the alarms that follow from it. An error is
+// of the server; the next look goes on.
 func (w *Watch) Look(ctx context.Context) error {
-	for _, of := range []struct {
-		stream, kind string
-		take         func(context.Context, *bus.Message) error
-	}{
-		{schemas.StreamAdvantages, schemas.KindAdvantage, w.takeGroup},
-		{schemas.StreamUpdates, schemas.KindUpdate, w.takeUpdate},
-	} {
-		info, err := w.bus.StreamInfo(ctx, of.stream)
+	sources := []*source{
+		{stream: schemas.StreamAdvantages, kind: schemas.KindAdvantage, take: w.takeGroup},
+		{stream: schemas.StreamUpdates, kind: schemas.KindUpdate, take: w.takeUpdate},
+	}
+	for _, s := range sources {
+		info, err := w.bus.StreamInfo(ctx, s.stream)
 		if err != nil {
 			return err
 		}
-		if info.State.LastSeq+1 < w.next[of.stream] { // the stream was made anew
+		if info.State.LastSeq+1 < w.next[s.stream] { // the stream was made anew
 			*w = *New(w.bus, w.raised)
 		}
-		if info.State.LastSeq < w.next[of.stream] {
-			continue
+	}
+	for _, s := range sources {
+		next, stop := iter.Pull2(w.bus.Read(ctx, s.stream, []string{schemas.Address{Kind: s.kind}.Filter()},
+			bus.ReadOptions{FromSeq: w.next[s.stream]}))
+		defer stop()
+		var err error
+		s.next = next
+		if s.head, err, _ = next(); err != nil {
+			return err
 		}
-		filter := schemas.Address{Kind: of.kind}.Filter()
-		for m, err := range w.bus.Read(ctx, of.stream, []string{filter},
-			bus.ReadOptions{FromSeq: w.next[of.stream]}) {
-			if err == nil {
-				err = of.take(ctx, m)
-			}
-			if err != nil {
-				return err
-			}
-			w.next[of.stream] = m.Seq + 1
+	}
+	for {
+		sources = slices.DeleteFunc(sources, func(s *source) bool { return s.head == nil })
+		if len(sources) == 0 {
+			break
+		}
+		s := slices.MinFunc(sources, func(a, b *source) int { return a.head.Time.Compare(b.head.Time) })
+		if err := s.take(ctx, s.head); err != nil {
+			return err
+		}
+		w.next[s.stream] = s.head.Seq + 1
+		var err error
+		if s.head, err, _ = s.next(); err != nil {
+			return err
 		}
 	}
 	for len(w.found) > 0 {
@@ -118,8 +138,9 @@ type run struct {
 	groups int64
 	newest time.Time
 	// watched says that its rewards have functions that a rule is about; rules are those of the newest that was read.
-	watched bool
-	rules   []schemas.RuleSpec
+	watched   bool
+	rules     []schemas.RuleSpec
+	functions []string // that score it
 	// reward is the mean of about the last 16 groups that are trained on.
 	reward float64
 	series map[key]*series
@@ -170,7 +191,7 @@ func (w *Watch) takeGroup(ctx context.Context, m *bus.Message) error {
 		w.takeSpread(r, a)
 	}
 	for of, s := range scores {
-		w.falls(r, of, s.sum/s.n, reward)
+		w.falls(r, of, groupWindow, s.sum/s.n, reward)
 	}
 	return nil
 }
@@ -210,6 +231,9 @@ func (w *Watch) scoresOf(ctx context.Context, r *run, a *schemas.Advantage) (map
 		}
 		r.rules = e.Group.Rules
 		for _, s := range e.Scores {
+			if len(r.functions) < schemas.MaxRewards && !slices.Contains(r.functions, s.Name) {
+				r.functions = append(r.functions, s.Name)
+			}
 			of := key{schemas.RuleReader, strings.TrimSpace(s.Name + " " + string(s.Stage))}
 			_, instance, _ := strings.Cut(s.Name, ":")
 			switch {
@@ -252,6 +276,11 @@ func (w *Watch) takeUpdate(_ context.Context, m *bus.Message) error {
 			w.above(r, schemas.RuleKL, of, updateWindow, x)
 		}
 	}
+	for _, m := range u.Evaluation {
+		if rule := r.ruleOf(m.Name); rule != "" && r.groups > 0 {
+			w.falls(r, key{rule, m.Name + " of evaluations by " + of}, updateWindow, m.Value, r.reward)
+		}
+	}
 	s := r.numbers(key{schemas.RuleWeights, of})
 	if s == nil {
 		return nil
@@ -269,6 +298,26 @@ func (w *Watch) takeUpdate(_ context.Context, m *bus.Message) error {
 			u.Step)
 	}
 	return nil
+}
+
+// ruleOf returns the rule about an evaluation by its name; "": none is. A reader has the name of a function that scores
+// the run, or a word for what shall not fall; trainers evaluate losses, lengths and times, too.
+func (r *run) ruleOf(name string) string {
+	words := strings.FieldsFunc(strings.ToLower(name), func(c rune) bool { return !unicode.IsLetter(c) })
+	has := func(all ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return slices.Contains(all, w) })
+	}
+	switch {
+	case has("std", "loss", "error"):
+		return ""
+	case has("diversity"):
+		return schemas.RuleDiversity
+	case has("reward", "rewards", "score", "accuracy", "acc", "exact", "gold"),
+		slices.ContainsFunc(strings.Split(name, "/"),
+			func(part string) bool { return slices.Contains(r.functions, part) }):
+		return schemas.RuleReader
+	}
+	return ""
 }
 
 // spec returns what the run's prompts say of a rule.
@@ -328,11 +377,11 @@ func (w *Watch) above(r *run, rule, of string, size int, x float64) {
 	}
 }
 
-// falls adds a mean score of a group that should not fall: diversity below its first window; a function that is not
-// rewarded below its best, while the reward is not below what it was then.
-func (w *Watch) falls(r *run, k key, x, reward float64) {
+// falls adds a mean score of a group, or a number of an evaluation, that should not fall: diversity below its first
+// window; a function that is not rewarded below its best, while the reward is not below what it was then.
+func (w *Watch) falls(r *run, k key, size int, x, reward float64) {
 	s := r.numbers(k)
-	if s == nil || !s.add(x, reward, groupWindow) {
+	if s == nil || !s.add(x, reward, size) {
 		return
 	}
 	best := k.rule == schemas.RuleReader
@@ -340,16 +389,20 @@ func (w *Watch) falls(r *run, k key, x, reward float64) {
 		s.from, s.begun = s.now, true
 	}
 	limit, fell := r.limit(k.rule), s.from.mean-s.now.mean
-	error := math.Sqrt((max(s.from.variance, s.now.variance) + s.now.variance) / groupWindow)
+	error := math.Sqrt((max(s.from.variance, s.now.variance) + s.now.variance) / float64(size))
 	beyond := fell-margin*error > limit*math.Abs(s.from.mean) && (!best || s.now.reward >= s.from.reward)
 	if s.counts(beyond) {
-		was, while := "at first", ""
+		was, while, things := "at first", "", "groups"
+		if size == updateWindow {
+			things = "evaluations"
+		}
 		if best {
 			was = "at best"
 			while = fmt.Sprintf(", while the reward went from %.4g to %.4g", s.from.reward, s.now.reward)
 		}
-		w.find(r, k, fell/cmp.Or(math.Abs(s.from.mean), 1), limit, "%s was %.4g over %d groups %s, and is %.4g and "+
-			"%.4g in the last two times as many%s", k.of, s.from.mean, groupWindow, was, s.last.mean, s.now.mean, while)
+		w.find(r, k, fell/cmp.Or(math.Abs(s.from.mean), 1), limit, "%s was %.4g over %d %s %s, and is %.4g and "+
+			"%.4g in the last two times as many%s", k.of, s.from.mean, size, things, was, s.last.mean, s.now.mean,
+			while)
 	}
 }
 

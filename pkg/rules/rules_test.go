@@ -196,6 +196,43 @@ func TestRules_Updates(t *testing.T) {
 	}
 }
 
+// Evaluations that a trainer tells are read as held-out readers, unless they are of what may fall, while the reward of
+// the run's groups does not.
+func TestRules_Evaluations(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for run, tt := range map[schemas.Run]struct {
+		name   string
+		reward func(n int) float64
+		value  func(n int) float64
+		want   []string
+	}{
+		"falls":     {"exact", rising, falling, []string{schemas.RuleReader}},
+		"of-verl":   {"val-core/signs/reward/mean@4", rising, falling, []string{schemas.RuleReader}},
+		"function":  {"glyph", rising, falling, []string{schemas.RuleReader}},
+		"varied":    {"diversity", rising, falling, []string{schemas.RuleDiversity}},
+		"good":      {"exact", rising, rising, nil},
+		"loss":      {"loss", rising, falling, nil},
+		"spread":    {"reward_std", rising, falling, nil},
+		"seconds":   {"runtime", rising, falling, nil},
+		"both":      {"exact", falling, falling, nil},
+		"no-groups": {"exact", nil, falling, nil},
+	} {
+		for n := range 32 {
+			for k := 0; k < 4 && tt.reward != nil; k++ {
+				w.group(run, 4*n+k, false, tt.reward(n), 0.1, nil)
+			}
+			w.update(run, int64(n+1), func(u *schemas.Update) {
+				u.Evaluation = []schemas.Metric{{Name: tt.name, Value: tt.value(n)}}
+			})
+		}
+		w.want(run, tt.name+" of evaluations by trainer main of signs.main was ", tt.want...)
+	}
+}
+
+func rising(n int) float64  { return 0.3 + float64(n)/100 }
+func falling(n int) float64 { return 0.9 - float64(n/8)/5 }
+
 // Prompts of a run choose limits, switch rules off, and have one pause the run: once, however many watches there are,
 // and whatever dies. Strangers' events change nothing.
 func TestRules_Settings(t *testing.T) {

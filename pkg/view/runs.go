@@ -37,6 +37,9 @@ type Run struct {
 	// Scored samples have a reward; Failed ones have ended without what they lack.
 	Scored int `json:"scored"`
 	Failed int `json:"failed"`
+	// Midway samples wait at a step for the others of their group; those that ended there saved so many evaluations.
+	Midway           int64 `json:"midway,omitempty"`
+	SavedEvaluations int64 `json:"saved_evaluations,omitempty"`
 	// Refused is how many of its prompts intake has refused: groups with that outcome, and dead letters without one.
 	Refused int    `json:"refused,omitempty"`
 	Events  uint64 `json:"events"`
@@ -106,7 +109,8 @@ func runOf(name schemas.Run, c *counters.Counted) *Run {
 	r := &Run{
 		Run: name, State: s.State, WaitsFor: s.WaitsFor, Groups: int(s.Groups), Open: len(c.Open),
 		Samples: int(s.Trajectories), Outcomes: c.Groupings, OpenBatches: s.OpenBatches, Scored: int(s.Rewards),
-		Failed: int(s.Failed), Newest: c.Newest(), Model: c.Lane, of: c, sizes: &counters.Sizes{},
+		Midway: s.Midway, SavedEvaluations: s.SavedEvaluations, Failed: int(s.Failed), Newest: c.Newest(),
+		Model: c.Lane, of: c, sizes: &counters.Sizes{},
 	}
 	r.Refused = int(s.Refused + r.Outcomes[schemas.StatusRefused])
 	if c.Mean.N > 0 {

@@ -185,12 +185,15 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	if len(w) > 0 {
 		return w
 	}
-	if p.unmade > 0 {
+	if status.Midway > 0 {
+		w = append(w, outcomes.Midway(status.Midway))
+	}
+	if n := p.unmade - status.Midway; n > 0 {
 		is := "are"
-		if p.unmade == 1 {
+		if n == 1 {
 			is = "is"
 		}
-		w.add("", "", "%s in the queue, or %s with a sampler", waiting(p.unmade, "sample"), is)
+		w.add("", "", "%s in the queue, or %s with a sampler", waiting(n, "sample"), is)
 	}
 	if p.Judged > 0 {
 		w.add(outcomes.ForVerdict, fmt.Sprintf("give it with: meander verdict --run %s", run), "%s for a verdict",

@@ -568,8 +568,7 @@ func messageOf(c channel) message {
 			},
 		},
 	}
-	switch c.event {
-	case schemas.TypeTrajectory, schemas.TypeReward, schemas.TypeAdvantage:
+	if e := c.event; e == schemas.TypeTrajectory || e == schemas.TypeReward || e == schemas.TypeAdvantage {
 		m.Headers.Properties = append(m.Headers.Properties,
 			entry[headerSchema]{schemas.HeaderOutcome, headerSchema{
 				Type:        "string",
@@ -580,6 +579,7 @@ func messageOf(c channel) message {
 		{schemas.HeaderLane, schemas.TypeTrajectory, "lane"},
 		{schemas.HeaderSamples, schemas.TypeTrajectory, "number of samples that end with it (absent: 1)"},
 		{schemas.HeaderMean, schemas.TypeAdvantage, "mean reward"},
+		{schemas.HeaderSaved, schemas.TypeSelection, "saved evaluations"},
 	} {
 		if c.event == x[1] {
 			m.Headers.Properties = append(m.Headers.Properties, entry[headerSchema]{x[0], headerSchema{

@@ -14,7 +14,7 @@
 // 'meander rescore'.
 //
 // 'meander run' calls, in this order: load (the prompts), estimateOwn, connectServing, checkAndEstimate,
-// publishAndWait (claimRun, publishOpen, awaitOutcomes), report. Functions printX, xLine and xLines make what a
+// publishAndWait (claimAndPublish, awaitOutcomes), report. Functions printX, xLine and xLines make what a
 // command prints of its results.
 package command
 

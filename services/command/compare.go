@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"strconv"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
@@ -92,10 +94,10 @@ func policyCompareCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "compare VERSION VERSION [PROMPT ...]", Args: cobra.ArbitraryArgs,
 		Short: "make the same samples with two versions of the weights, and compare their rewards",
-		Long: `compare makes a run with each of two versions of a lane, of the same prompts, seeds and noise, and
-compares their rewards. What trains goes on: samplers hold the versions beside the newest (--resident-versions). The
-runs are NAME-v1 and NAME-v3; the same command goes on with runs that were left. Seeds are 0 where --seed and the
-file of prompts say nothing.`,
+		Long: `compare makes a run with each of two versions of a lane, both at once, of the same prompts, seeds and noise,
+and compares their rewards. What trains goes on: samplers hold the versions beside the newest (--resident-versions). The
+runs are NAME-v1 and NAME-v3; the same command goes on with runs that were left. Seeds are 0 where --seed and the file
+of prompts say nothing.`,
 		Example: `  meander policy compare 0 3 --prompts held-out.txt --validation
   meander policy compare 1 3 'a red sign that says "OPEN"' --group-size 16 --run check`,
 		RunE: func(c *cobra.Command, given []string) error {
@@ -124,14 +126,17 @@ file of prompts say nothing.`,
 						"compare names the versions", p.uid))
 				}
 			}
-			runs, name := [2]schemas.Run{}, r.id
-			for i, version := range versions {
-				if runs[i], err = r.runVersion(c, name, version, prompts); err != nil {
-					return err
-				}
+			name := r.id
+			r.beside = &runner{app: a, prompts: r.prompts, Out: r.Out}
+			for i, run := range r.all() {
+				run.id = schemas.Run(fmt.Sprintf("%s-v%d", name, versions[i]))
+				run.given = withVersion(prompts, versions[i])
+			}
+			if err := r.run(c.Context(), r.given, io.Discard, c.ErrOrStderr()); err != nil {
+				return err
 			}
 			return a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
-				return a.compareRuns(c.Context(), conn, runs[0], runs[1], c.OutOrStdout())
+				return a.compareRuns(c.Context(), conn, r.id, r.beside.id, c.OutOrStdout())
 			})(c, nil)
 		},
 	}
@@ -160,14 +165,46 @@ func twoVersions(given []string) (versions [2]int64, err error) {
 	return versions, nil
 }
 
-// runVersion makes the run of one version of the weights.
-func (r *runner) runVersion(c *cobra.Command, name schemas.Run, version int64, prompts []prompt) (schemas.Run, error) {
-	for i := range prompts {
-		prompts[i].body["policy_version"] = version
-		if prompts[i].body["seed"] == nil {
-			prompts[i].body["seed"] = int64(0)
+// checkVersion refuses a version that the lane cannot go back to, before samples are made with the other.
+func (r *runner) checkVersion(ctx context.Context, conn *connection) error {
+	checked := map[schemas.Lineage]bool{}
+	for _, p := range r.given {
+		lane := schemas.Lane(cmp.Or(p.textField("model"), string(r.with.Model)))
+		of := lane.Of(schemas.Tenant(p.textField("tenant")))
+		version, named := p.body["policy_version"].(int64)
+		if checked[of] || !named {
+			continue
+		}
+		checked[of] = true
+		current, err := conn.Policy(ctx, of)
+		if errors.Is(err, bus.ErrNotFound) {
+			continue // intake says so
+		}
+		if err != nil {
+			return err
+		}
+		_, unfit, err := conn.EarlierPolicy(ctx, current, version)
+		if errors.Is(err, bus.ErrNotFound) {
+			unfit, err = err, nil
+		}
+		if unfit != nil {
+			err = usage(fmt.Errorf("VERSION: %d; %w", version, unfit))
+		}
+		if err != nil {
+			return err
 		}
 	}
-	r.id = schemas.Run(fmt.Sprintf("%s-v%d", name, version))
-	return r.id, r.run(c.Context(), prompts, io.Discard, c.ErrOrStderr())
+	return nil
+}
+
+// withVersion returns the prompts for one version of the weights.
+func withVersion(prompts []prompt, version int64) (out []prompt) {
+	for _, p := range prompts {
+		p.body = maps.Clone(p.body)
+		if p.body["policy_version"] = version; p.body["seed"] == nil {
+			p.body["seed"] = int64(0)
+		}
+		out = append(out, p)
+	}
+	return out
 }

@@ -265,7 +265,8 @@ func (a *app) printStatus(out io.Writer, run schemas.Run, s *schemas.RunStatus, 
 		when(s.Refused > 0, ", %s refused without one", present.Count(s.Refused, "prompt")),
 		when(s.Cancelled > 0, ", %d cancelled one by one", s.Cancelled))
 	field("samples", fmt.Sprintf("%d made, %d with their reward", s.Trajectories, s.Rewards),
-		when(s.Failed > 0, ", %d ended without one", s.Failed))
+		when(s.Failed > 0, ", %d ended without one", s.Failed), when(s.SavedEvaluations > 0, "; %s",
+			savedText(s.SavedEvaluations)))
 	field("requests", fmt.Sprintf("%d in the queue or in flight", s.Waiting),
 		when(s.Parked > 0, ", %d parked until the run is resumed", s.Parked), when(s.Lost > 0, ", %d lost", s.Lost))
 	label := "waits"

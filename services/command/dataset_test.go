@@ -509,9 +509,8 @@ func TestClaim_ManyPrompts(t *testing.T) {
 	r := &runner{app: a, id: "many", services: defaultServices()}
 	plan := &estimated{facts: estimate.Unknown()}
 	for range 2 {
-		with, _, err := r.startedWith(t.Context(), conn, prompts, plan)
-		if err == nil {
-			err = r.claimRun(t.Context(), conn, with, nil, nil)
+		if r.with, _, err = r.startedWith(t.Context(), conn, prompts, plan); err == nil {
+			err = r.claimRun(t.Context(), conn)
 		}
 		if err != nil {
 			t.Fatal(err)

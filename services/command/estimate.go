@@ -75,8 +75,11 @@ func (a *app) factsOf(ctx context.Context, conn *connection, s *services) (*esti
 	if err != nil {
 		return nil, usage(err)
 	}
+	if conn == nil && !a.storeExists() {
+		f.Tenants = map[schemas.Lineage]int64{} // none
+	}
 	if conn != nil {
-		err = f.AskCapacity(ctx, conn.Bus)
+		err = errors.Join(f.AskCapacity(ctx, conn.Bus), f.AskTenants(ctx, conn.Bus))
 	} else if storage, e := natsd.NewStorage(a.store); e == nil { // else the run says what is wrong with the store
 		for name, limit := range bus.NewLimits(storage) {
 			f.Capacity[name] = estimate.StreamCapacity{Limit: limit}

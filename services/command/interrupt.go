@@ -37,17 +37,21 @@ var errLeft = errors.New("left")
 // cancel; a second Ctrl-C cancels, a third ends the process. Without a terminal, and for SIGTERM and SIGHUP, the run
 // is left.
 type interrupt struct {
-	run     schemas.Run
+	runs    []interrupted
 	conn    *connection
 	stdin   io.Reader
 	stderr  io.Writer
 	leave   context.CancelCauseFunc
 	signals chan os.Signal // nil without a terminal
-	// cancelled is closed once the run is cancelled, by whatever command.
-	cancelled chan struct{}
 	// printLine prints a line on stderr. Once there is a progress bar, it is replaced by a function that keeps the bar
 	// whole.
 	printLine atomic.Pointer[func(line string)]
+}
+
+// interrupted is a run that may be cancelled; cancelled is closed once it is, by whatever command.
+type interrupted struct {
+	run       schemas.Run
+	cancelled chan struct{}
 }
 
 // onInterrupt makes ready for an interruption, which ends ctx: the user is then asked, in a goroutine of its own,
@@ -56,7 +60,10 @@ type interrupt struct {
 func (r *runner) onInterrupt(ctx context.Context, conn *connection, stderr io.Writer,
 	leave context.CancelCauseFunc,
 ) (i *interrupt, done func()) {
-	i = &interrupt{run: r.id, conn: conn, stdin: r.stdin, stderr: stderr, leave: leave, cancelled: make(chan struct{})}
+	i = &interrupt{conn: conn, stdin: r.stdin, stderr: stderr, leave: leave}
+	for _, r := range r.all() {
+		i.runs = append(i.runs, interrupted{r.id, make(chan struct{})})
+	}
 	printLine := func(line string) { fmt.Fprintln(stderr, line) }
 	i.printLine.Store(&printLine)
 	if f, ok := r.stdin.(*os.File); ok && term.IsTerminal(int(f.Fd())) && boot.IsTerminal(stderr) {
@@ -79,27 +86,34 @@ func (i *interrupt) askAndAct() {
 		i.leave(errLeft)
 		return
 	}
-	(*i.printLine.Load())(fmt.Sprintf("cancelling run %s", i.run))
+	for _, r := range i.runs {
+		(*i.printLine.Load())(fmt.Sprintf("cancelling run %s", r.run))
+		i.cancel(r)
+	}
+}
+
+// cancel publishes the cancellation of a run. It calls leave if that fails.
+func (i *interrupt) cancel(r interrupted) {
 	ctx, stop := context.WithTimeout(context.Background(), cancelTime)
 	defer stop()
 	go func() {
 		select {
-		case <-i.cancelled: // intake's answer, with what it has removed, may be late
+		case <-r.cancelled: // intake's answer, with what it has removed, may be late
 			stop()
 		case <-ctx.Done():
 		}
 	}()
 	_, err := client.New(i.conn.Bus).Control(ctx,
-		&schemas.Control{Run: i.run, Action: schemas.ControlCancel, By: currentUser(), Reason: "Ctrl-C"})
+		&schemas.Control{Run: r.run, Action: schemas.ControlCancel, By: currentUser(), Reason: "Ctrl-C"})
 	select {
-	case <-i.cancelled:
+	case <-r.cancelled:
 		return
 	default:
 	}
 	if _, refused := errors.AsType[*client.RefusedError](err); refused {
-		i.leave(fmt.Errorf("run %s: left before it began", i.run))
+		i.leave(fmt.Errorf("run %s: left before it began", r.run))
 	} else if err != nil {
-		i.leave(fmt.Errorf("cancel run %s: %w; try 'meander cancel %s'", i.run, err, i.run))
+		i.leave(fmt.Errorf("cancel run %s: %w; try 'meander cancel %s'", r.run, err, r.run))
 	}
 }
 
@@ -119,12 +133,12 @@ func (i *interrupt) wantsCancel() bool {
 		return false
 	}
 	printLine := *i.printLine.Load()
-	later := fmt.Sprintf("resume it later with 'meander run --run %s' and the same prompts", i.run)
+	later := fmt.Sprintf("resume it later with 'meander run --run %s' and the same prompts", i.runs[0].run)
 	if !i.conn.serves() {
 		later = fmt.Sprintf("it continues at %s; come back with 'meander run --run %s' and the same prompts",
-			i.conn.where, i.run)
+			i.conn.where, i.runs[0].run)
 	}
-	printLine(fmt.Sprintf("Ctrl-C: leave run %s, or cancel it?", i.run))
+	printLine(fmt.Sprintf("Ctrl-C: leave run %s, or cancel it?", i.runs[0].run))
 	printLine("  l, or no answer for " + choiceTime.String() + ": leave; " + later)
 	printLine("  c, or Ctrl-C again: cancel; groups without a result are cancelled for ever")
 	lines := make(chan string, 1)

@@ -42,10 +42,11 @@ sample is lost. A version that cannot be used is refused, by the command if it c
 sampler. Samplers then keep the version before.`,
 		Example: `  meander policy push ./adapter
   meander policy ls
-  meander policy rollback 3`,
+  meander policy rollback 3
+  meander policy rm --tenant alice`,
 	}
 	c.AddCommand(policyPushCommand(a), policyListCommand(a), policyShowCommand(a), policyRollbackCommand(a),
-		policyCompareCommand(a))
+		policyCompareCommand(a), policyRemoveCommand(a))
 	return c
 }
 
@@ -256,6 +257,36 @@ func printAnswers(out io.Writer, p *schemas.Policy, replicas []client.Replica, t
 		took.Milliseconds())
 }
 
+// policyRemoveCommand makes the command 'meander policy rm'.
+func policyRemoveCommand(a *app) *cobra.Command {
+	var of schemas.Lineage
+	c := &cobra.Command{
+		Use:   "rm",
+		Short: "remove a tenant of a lane, with all its versions, for ever",
+		Long: `rm removes a tenant of a lane: its versions, what samplers answered to them, and files of weights that
+nothing else names and that are older than two minutes. It is refused while a trainer has the tenant, and while runs are
+stored whose samples or updates are its: they could be recomputed no more. A push begins the name again, at version 0.`,
+		Example: "  meander policy rm --tenant alice",
+		RunE: a.withBus(func(c *cobra.Command, conn *connection, _ []string) error {
+			n, err := client.New(conn.Bus).RemoveTenant(c.Context(), of)
+			if _, refused := errors.AsType[*client.RefusedError](err); refused {
+				return usage(err)
+			}
+			if err != nil {
+				return settingError(err)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "tenant %s: %s removed\n", of.Tenant, present.Count(n, "version"))
+			return sweepBlobs(c, conn)
+		}),
+	}
+	c.Flags().StringVar((*string)(&of.Lane), "lane", "", onlyLane)
+	c.Flags().StringVar((*string)(&of.Tenant), "tenant", "", "the one to remove")
+	return c
+}
+
+// onlyLane is the help of --lane where it may be left out.
+const onlyLane = "lane; default the only lane, or the only one that samplers serve now"
+
 // policyListCommand makes the command 'meander policy ls'.
 func policyListCommand(a *app) *cobra.Command {
 	var of schemas.Lineage
@@ -447,8 +478,7 @@ func policyShowCommand(a *app) *cobra.Command {
 			return a.printPolicy(c.OutOrStdout(), p, answers)
 		}),
 	}
-	c.Flags().StringVar((*string)(&of.Lane), "lane", "",
-		"lane; default the only lane, or the only one that samplers serve now")
+	c.Flags().StringVar((*string)(&of.Lane), "lane", "", onlyLane)
 	c.Flags().StringVar((*string)(&of.Tenant), "tenant", "", "whose weights; default main")
 	return c
 }

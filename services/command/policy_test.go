@@ -38,16 +38,77 @@ func TestPolicy_Compare(t *testing.T) {
 		t.Errorf("compared %s", said)
 	}
 	expect(t, exitOK, "ab-v0 is better at 0 prompts, worse at 0, equal at 2", "runs", "compare", "newest", "ab-v0")
+	conn, err := (&app{store: "store", logLevel: "error"}).connect(t.Context(), zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := conn.Last(t.Context(), schemas.StreamPrompts, schemas.PromptSubject("ab-v1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := conn.Last(t.Context(), schemas.StreamAdvantages, schemas.AdvantageSubject("ab-v0", "*"))
+	if err != nil || !second.Time.Before(first.Time) {
+		t.Errorf("the second run began at %v, when the first had ended, at %v; %v", second.Time, first.Time, err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
 	for want, given := range map[string][]string{
-		"must be the numbers of two versions":    {"0"},
-		`"one"; must be the number of a version`: {"0", "one", "a"},
-		"1 twice; must be two versions":          {"1", "1", "a"},
-		"--dry-run: given; must be absent":       {"0", "1", "a", "--dry-run"},
-		"(--at-version): given of prompt":        {"0", "1", "a", "--at-version", "1"},
+		"VERSION: 9; version 9 of lane \"signs\": not found; must be one of 1, 0": {"0", "9", "a", "--run", "none"},
+		"must be the numbers of two versions":                                     {"0"},
+		`"one"; must be the number of a version`:                                  {"0", "one", "a"},
+		"1 twice; must be two versions":                                           {"1", "1", "a"},
+		"--dry-run: given; must be absent":                                        {"0", "1", "a", "--dry-run"},
+		"(--at-version): given of prompt":                                         {"0", "1", "a", "--at-version", "1"},
 	} {
 		expect(t, exitUsage, want, append([]string{"policy", "compare"}, given...)...)
 	}
-	expect(t, exitFailed, "nothing is stored of it", "runs", "compare", "ab-v0", "nope")
+	for _, name := range []string{"nope", "none-v0"} {
+		expect(t, exitFailed, "nothing is stored of it", "runs", "compare", "ab-v0", name)
+	}
+}
+
+// A tenant goes with all its versions once nothing needs them, and its name begins again.
+func TestPolicy_Remove(t *testing.T) {
+	bustest.Sequential(t, others)
+	adapter, err := filepath.Abs("../../deploy/demo/adapter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inEmptyDir(t)
+	t.Setenv("MEANDER_STORE", "store")
+	run := func(name string, more ...string) []string {
+		return append([]string{"run", "--run", name, "-n", "2", "--steps", "4", "--reward", "glyph", "--out", "-",
+			`a sign that says "FOX"`}, more...)
+	}
+	push := []string{"policy", "push", adapter, "--tenant", "alice", "--wait", "0"}
+	expect(t, exitOK, "", run("first")...)
+	expect(t, exitOK, "version 1 after 0", push...)
+	expect(t, exitOK, "", run("of-alice", "--tenant", "alice")...)
+	expect(t, exitOK, "policy_version: 2; lane \"signs.alice\" serves version 1", run("dry", "--tenant", "alice",
+		"--at-version", "2", "--dry-run")...)
+	expect(t, exitUsage, `"bob" has no weights on lane "signs"; must be one of alice, main`, run("dry", "--tenant", "bob",
+		"--dry-run")...)
+	for want, given := range map[string][]string{
+		"runs rm of-alice": {"--tenant", "alice"},
+		`--tenant: "bob"; must be one of main, alice`: {"--tenant", "bob"},
+		"must be another than main":                   {},
+		`tenant: "main"; must be another than main`:   {"--tenant", "main"},
+		`--lane: "other"; must be one of signs`:       {"--tenant", "alice", "--lane", "other"},
+		`--tenant: "a.b"; must be`:                    {"--tenant", "a.b"},
+		`'meander policy rm' takes no arguments`:      {"alice"},
+	} {
+		expect(t, exitUsage, want, append([]string{"policy", "rm"}, given...)...)
+	}
+	expect(t, exitOK, "run of-alice", "runs", "rm", "of-alice")
+	expect(t, exitOK, "tenant alice: 2 versions removed", "policy", "rm", "--tenant", "alice")
+	if said := expect(t, exitOK, "", "policy", "ls"); strings.Contains(said, "alice") {
+		t.Errorf("after rm: %s", said)
+	}
+	expect(t, exitUsage, `"alice"; must be one of main`, "policy", "ls", "--tenant", "alice")
+	expect(t, exitUsage, `"alice"; must be one of main`, "policy", "rm", "--tenant", "alice")
+	expect(t, exitUsage, `tenant: "alice" has no weights`, run("late", "--tenant", "alice")...)
+	expect(t, exitOK, "version 1 after 0", push...)
 }
 
 // A version that samplers have refused is listed as such, and the current one is that before it.

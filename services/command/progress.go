@@ -93,9 +93,9 @@ func (m *meter) close(complete bool) {
 // progress shows how far a run is. It counts steps by their subjects and reads no latents.
 type progress struct {
 	meter
-	run   schemas.Run
-	total int                  // groups
-	uids  map[schemas.UID]bool // open at the start; never changed after it
+	runs  []schemas.Run
+	total int                 // groups
+	uids  map[progressOf]bool // open at the start; never changed after it
 
 	// tail is the end of the line. The bar reads it while it draws; as calls of the bar wait for that, a lock would
 	// deadlock.
@@ -103,7 +103,7 @@ type progress struct {
 	model *loading
 
 	mu      sync.Mutex
-	seen    map[string]bool // uid.sample.step, of any attempt
+	seen    map[string]bool // run.uid.sample.step, of any attempt
 	steps   int             // T x samples of the prompts accepted so far
 	done    int             // groups closed
 	refills int             // fresh groups in place of given-up ones
@@ -117,14 +117,10 @@ func newProgress(
 	out io.Writer, machine bool, run schemas.Run, prompts []results.Prompt, o *results.Outcomes, m *loading,
 ) *progress {
 	p := &progress{
-		meter: meter{out: out}, model: m, run: run, total: len(prompts), done: len(prompts) - o.Left(),
-		uids: map[schemas.UID]bool{}, seen: map[string]bool{},
+		meter: meter{out: out}, model: m, uids: map[progressOf]bool{}, seen: map[string]bool{},
 	}
-	for _, prompt := range prompts {
-		p.uids[prompt.UID] = o.Open(prompt.UID)
-	}
+	p.addRun(run, prompts, o)
 	m.lines.Store(nil)
-	p.change(func() {})
 	name := string(run) + " "
 	if present.Width(out) < 80 {
 		name = "" // the numbers matter more
@@ -137,14 +133,30 @@ func newProgress(
 	return p
 }
 
+// progressOf names a group of one of the runs.
+type progressOf struct {
+	run schemas.Run
+	uid schemas.UID
+}
+
+// addRun has the progress of a run in the sum.
+func (p *progress) addRun(run schemas.Run, prompts []results.Prompt, o *results.Outcomes) {
+	p.runs = append(p.runs, run)
+	for _, prompt := range prompts {
+		p.uids[progressOf{run, prompt.UID}] = o.Open(prompt.UID)
+	}
+	p.change(func() { p.total, p.done = p.total+len(prompts), p.done+len(prompts)-o.Left() })
+}
+
 // countEvents counts stored and new steps and rewards of the run, in the background until ctx ends.
 func (p *progress) countEvents(ctx context.Context, b *bus.Bus) {
 	steps := &export.Source{Stream: schemas.StreamSteps, From: bus.ReadOptions{HeadersOnly: true}}
-	for _, kind := range []string{schemas.KindStep, schemas.KindTokens} {
-		steps.Filters = append(steps.Filters, schemas.Address{Kind: kind, Run: p.run}.Filter())
-	}
-	rewards := &export.Source{
-		Stream: schemas.StreamRewards, Filters: []string{schemas.RewardFilter(p.run, "*", "*")},
+	rewards := &export.Source{Stream: schemas.StreamRewards}
+	for _, run := range p.runs {
+		for _, kind := range []string{schemas.KindStep, schemas.KindTokens} {
+			steps.Filters = append(steps.Filters, schemas.Address{Kind: kind, Run: run}.Filter())
+		}
+		rewards.Filters = append(rewards.Filters, schemas.RewardFilter(run, "*", "*"))
 	}
 	go func() {
 		for m, err := range live(ctx, b, steps, rewards) {
@@ -222,15 +234,15 @@ func (p *progress) expect(steps int) { p.change(func() { p.steps += steps }) }
 // countStep counts a step of the run's samples, once for all attempts at a sample.
 func (p *progress) countStep(subject string) {
 	a, _ := schemas.ParseSubject(subject)
-	if p.uids[a.UID] {
-		p.change(func() { p.seen[string(a.UID)+"."+a.Sample+"."+a.Step] = true })
+	if p.uids[progressOf{a.Run, a.UID}] {
+		p.change(func() { p.seen[string(a.Run)+"."+string(a.UID)+"."+a.Sample+"."+a.Step] = true })
 	}
 }
 
 // countReward counts a reward of the run. Samples that failed or were pruned have an event without one.
 func (p *progress) countReward(m *bus.Message) {
 	var r schemas.Reward
-	if bus.Fits(m, &r) == nil && r.Reward != nil && p.uids[r.UID] {
+	if bus.Fits(m, &r) == nil && r.Reward != nil && p.uids[progressOf{r.Run, r.UID}] {
 		p.change(func() { p.scored++ })
 	}
 }
@@ -275,7 +287,7 @@ func (p *progress) text() string {
 	p.mu.Lock()
 	steps, total := p.counts()
 	p.mu.Unlock()
-	return fmt.Sprintf("run %s: %d/%d steps  %s", p.run, steps, total, *p.tail.Load()+p.model.String())
+	return fmt.Sprintf("run %s: %d/%d steps  %s", p.runs[0], steps, total, *p.tail.Load()+p.model.String())
 }
 
 // end ends the bar, or prints a last line of progress.

@@ -101,6 +101,39 @@ type runner struct {
 	SaveLatents string   `key:"save_latents" help:"write all kept states to this safetensors file, packed [n, S, C], F32"`
 	warned      []string // by the estimate
 	stdin       io.Reader
+
+	// given are the prompts, with is what they are started with, bySeq are their uids by stream sequence: the dead
+	// letter of a refused prompt names its sequence.
+	given    []prompt
+	with     *started
+	outcomes *results.Outcomes
+	bySeq    map[uint64]schemas.UID
+	// beside is a run that is made at the same time; nil: none is.
+	beside *runner
+}
+
+// all returns the run, and that beside it.
+func (r *runner) all() []*runner {
+	if r.beside == nil {
+		return []*runner{r}
+	}
+	return []*runner{r, r.beside}
+}
+
+// left is how many prompts have no outcome yet.
+func (r *runner) left() (n int) {
+	for _, r := range r.all() {
+		n += r.outcomes.Left()
+	}
+	return n
+}
+
+// refills is how many fresh groups came in place of those that were given up.
+func (r *runner) refills() (n int) {
+	for _, r := range r.all() {
+		n += r.outcomes.Refills()
+	}
+	return n
 }
 
 func (r *runner) folder() string { return outFolder(r.Out, r.id) }
@@ -120,6 +153,7 @@ func (r *runner) check() error {
 // runs. A run that is interrupted can be continued by the same command, which the error says.
 func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Writer) error {
 	log := r.logger()
+	r.given = prompts
 	r.services.Sampler.Spare = &models.Spare{}
 	defer r.services.Sampler.Spare.Close()
 	plan, err := r.estimateOwn(ctx, prompts)
@@ -131,7 +165,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		return err
 	}
 	defer conn.Close()
-	own, with, err := r.checkAndEstimate(ctx, conn, plan, prompts, stderr)
+	own, err := r.checkAndEstimate(ctx, conn, plan, stderr)
 	if err != nil {
 		return err
 	}
@@ -152,7 +186,7 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 		}
 		served <- err
 	}()
-	outcomes, err := r.publishAndWait(work, conn, own, with, prompts, choice, stderr, log)
+	err = r.publishAndWait(work, conn, own, choice, stderr, log)
 	stop(nil)
 	serveErr := <-served
 	switch {
@@ -167,7 +201,9 @@ func (r *runner) run(ctx context.Context, prompts []prompt, stdout, stderr io.Wr
 	case err != nil:
 		return err
 	}
-	err = r.report(context.WithoutCancel(ctx), conn, prompts, outcomes, time.Since(began), stdout, stderr)
+	for _, r := range r.all() {
+		err = cmp.Or(err, r.report(context.WithoutCancel(ctx), conn, time.Since(began), stdout, stderr))
+	}
 	if serveErr == nil {
 		return err
 	}
@@ -194,21 +230,19 @@ func (r *runner) estimateOwn(ctx context.Context, prompts []prompt) (*estimated,
 }
 
 // checkAndEstimate prints the estimate, and refuses what cannot run, before prompts are published. own are the
-// services of this process, nil if another process serves; with is what the run is started with. A refusal is a usage
-// error.
-func (r *runner) checkAndEstimate(ctx context.Context, conn *connection, plan *estimated, prompts []prompt,
-	stderr io.Writer,
-) (own *services, with *started, err error) {
+// services of this process, nil if another process serves. A refusal is a usage error.
+func (r *runner) checkAndEstimate(ctx context.Context, conn *connection, plan *estimated, stderr io.Writer,
+) (own *services, err error) {
 	if err := r.services.limits.Apply(ctx, conn.Bus); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := r.services.validate(); err != nil { // again: settings were adopted from a running pipeline
-		return nil, nil, err
+		return nil, err
 	}
 	if conn.member != nil {
 		// Refuse unknown rewards now, not after the samples are made.
-		if err := reward.CheckNames(r.services.Reward, rewardNames(prompts)); err != nil {
-			return nil, nil, usage(err)
+		if err := reward.CheckNames(r.services.Reward, rewardNames(r.given)); err != nil {
+			return nil, usage(err)
 		}
 	}
 	if conn.serves() {
@@ -218,7 +252,7 @@ func (r *runner) checkAndEstimate(ctx context.Context, conn *connection, plan *e
 	}
 	if plan != nil && own != nil {
 		err = plan.AskCapacity(ctx, conn.Bus)
-	} else if plan, err = r.estimate(ctx, &r.prompts.datasetFlags, conn, own, prompts); err == nil {
+	} else if plan, err = r.estimate(ctx, &r.prompts.datasetFlags, conn, own, r.given); err == nil {
 		err = plan.refusalError(r.prompts.names)
 	}
 	if err == nil {
@@ -226,43 +260,50 @@ func (r *runner) checkAndEstimate(ctx context.Context, conn *connection, plan *e
 		err = plan.printAndCheck(ctx, conn, r.id, r.prompts.Overfill, stderr)
 	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if r.SaveLatents != "" && plan.Texts() {
-		return nil, nil, usage(errors.New("--save-latents: given; must be absent: texts have no latents. " +
+		return nil, usage(errors.New("--save-latents: given; must be absent: texts have no latents. " +
 			"Their logits are in their events (--logits)"))
 	}
-	with, before, err := r.startedWith(ctx, conn, prompts, plan)
-	if err == nil && own != nil {
-		own.Intake.Own = r.id
-		if before != nil {
+	for _, run := range r.all() {
+		var before *started
+		run.services = r.services
+		if run.with, before, err = run.startedWith(ctx, conn, run.given, plan); err != nil {
+			return nil, err
+		}
+		if own == nil {
+			continue
+		}
+		if own.Intake.Own = append(own.Intake.Own, run.id); before != nil {
 			own.Sampler.BaseDigest = before.BaseDigest
 		}
 	}
-	return own, with, err
+	return own, nil
 }
 
 // publishAndWait publishes the prompts without an outcome and waits until every group has one, while it shows the
 // progress. own are the services of this process, nil if another process serves. An error is of the server, of a run
 // that was started with something else, or the cause of ctx.
-func (r *runner) publishAndWait(ctx context.Context, conn *connection, own *services, with *started, prompts []prompt,
-	choice *interrupt, stderr io.Writer, log zerolog.Logger,
-) (*results.Outcomes, error) {
-	wanted := make([]results.Prompt, len(prompts))
-	for i, p := range prompts {
-		wanted[i] = results.Prompt{UID: p.uid, Text: p.text}
-	}
-	o := results.NewOutcomes(wanted)
-	if err := o.Read(ctx, conn.Bus, r.id); err != nil {
-		return nil, err
-	}
-	if done := len(prompts) - o.Left(); done > 0 {
-		fmt.Fprintf(stderr, "run %s: %d of %d groups are done already, resuming\n", r.id, done, len(prompts))
+func (r *runner) publishAndWait(ctx context.Context, conn *connection, own *services, choice *interrupt,
+	stderr io.Writer, log zerolog.Logger,
+) error {
+	for _, r := range r.all() {
+		r.outcomes = results.NewOutcomes(r.wanted())
+		if err := r.outcomes.Read(ctx, conn.Bus, r.id); err != nil {
+			return err
+		}
+		if done := len(r.given) - r.outcomes.Left(); done > 0 {
+			fmt.Fprintf(stderr, "run %s: %d of %d groups are done already, resuming\n", r.id, done, len(r.given))
+		}
 	}
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	progress := newProgress(stderr, r.json, r.id, wanted, o, r.services.loading)
+	progress := newProgress(stderr, r.json, r.id, r.wanted(), r.outcomes, r.services.loading)
+	if r.beside != nil {
+		progress.addRun(r.beside.id, r.beside.wanted(), r.beside.outcomes)
+	}
 	defer progress.end()
 	progress.countEvents(ctx, conn.Bus)
 	var watching sync.WaitGroup
@@ -270,91 +311,110 @@ func (r *runner) publishAndWait(ctx context.Context, conn *connection, own *serv
 	defer cancel()
 	watching.Go(func() { progress.explainWaits(ctx, conn.Bus, explainAfter) })
 	watching.Go(func() { watchFaults(ctx, conn.Bus, progress.note) })
-	watching.Go(func() { watchControl(ctx, conn.Bus, r.id, progress, choice.cancelled) })
+	for i, r := range r.all() {
+		watching.Go(func() { watchControl(ctx, conn.Bus, r.id, progress, choice.runs[i].cancelled) })
+	}
 	note := progress.note
 	choice.printLine.Store(&note)
 	inbox := conn.Conn().NewInbox()
 	receipts, err := conn.Conn().Subscribe(inbox, progress.receiptHandler(r.warned))
 	if err != nil {
-		return nil, fmt.Errorf("subscribe to receipts: %w", err)
+		return fmt.Errorf("subscribe to receipts: %w", err)
 	}
 	defer func() { _ = receipts.Unsubscribe() }()
+	base := ""
 	if own != nil {
-		if with.BaseDigest, err = own.awaitModel(ctx, conn.Bus); err != nil {
-			return nil, err
+		if base, err = own.awaitModel(ctx, conn.Bus); err != nil {
+			return err
 		}
 	}
-	with.BaseDigest = cmp.Or(with.begun, with.BaseDigest)
-	if with.Model != "" {
-		nameLane(prompts, with.Model, with.BaseDigest)
+	if r.beside != nil {
+		if err := cmp.Or(r.checkVersion(ctx, conn), r.beside.checkVersion(ctx, conn)); err != nil {
+			return err
+		}
 	}
-	if err := r.claimRun(ctx, conn, with, prompts, o); err != nil {
-		return nil, err
+	for _, r := range r.all() {
+		if err := r.claimAndPublish(ctx, conn, base, inbox); err != nil {
+			return err
+		}
 	}
-	bySeq, err := r.publishOpen(ctx, conn, prompts, o, inbox)
-	if err != nil {
-		return nil, err
-	}
-	if err := r.awaitOutcomes(ctx, conn, o, bySeq, func() {
-		progress.groups(len(prompts)-o.Left(),
-			o.Refills())
+	if err := r.awaitOutcomes(ctx, conn, func() {
+		progress.groups(progress.total-r.left(), r.refills())
 	}); err != nil {
-		return nil, err
+		return err
 	}
 	log.Debug().Str("run", string(r.id)).Msg("all groups have closed")
-	return o, nil
+	return nil
 }
 
-// publishOpen publishes the prompts without an outcome; their receipts go to inbox. It returns the uids by stream
-// sequence: the dead letter of a refused prompt names its sequence.
-func (r *runner) publishOpen(
-	ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, inbox string,
-) (map[uint64]schemas.UID, error) {
-	bySeq := map[uint64]schemas.UID{}
-	for _, p := range prompts {
-		if !o.Open(p.uid) {
+// wanted are the prompts as outcomes know them.
+func (r *runner) wanted() []results.Prompt {
+	wanted := make([]results.Prompt, len(r.given))
+	for i, p := range r.given {
+		wanted[i] = results.Prompt{UID: p.uid, Text: p.text}
+	}
+	return wanted
+}
+
+// claimAndPublish claims the run and publishes the prompts without an outcome; their receipts go to inbox. base is the
+// checkpoint of the sampler of this process; empty: it has none.
+func (r *runner) claimAndPublish(ctx context.Context, conn *connection, base, inbox string) error {
+	r.with.BaseDigest = cmp.Or(r.with.begun, base, r.with.BaseDigest)
+	if r.with.Model != "" {
+		nameLane(r.given, r.with.Model, r.with.BaseDigest)
+	}
+	if err := r.claimRun(ctx, conn); err != nil {
+		return err
+	}
+	r.bySeq = map[uint64]schemas.UID{}
+	for _, p := range r.given {
+		if !r.outcomes.Open(p.uid) {
 			continue
 		}
 		if err := p.moveToObjectStore(ctx, conn.Bus); err != nil {
-			return nil, withAdvice(ctx, conn.Bus, err)
+			return withAdvice(ctx, conn.Bus, err)
 		}
 		data, err := p.encode()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		ack, err := conn.PublishPrompt(ctx, r.id, data, nats.Header{schemas.HeaderReply: {inbox}}, bus.WaitForSpace())
 		if err != nil {
-			return nil, fmt.Errorf("publish prompt %q: %w", p.uid, err)
+			return fmt.Errorf("publish prompt %q: %w", p.uid, err)
 		}
-		bySeq[ack.Seq] = p.uid
+		r.bySeq[ack.Seq] = p.uid
 	}
-	return bySeq, nil
+	return nil
 }
 
-// awaitOutcomes reads advantages and refusals until every prompt has an outcome. It calls changed after each. uids by
-// stream sequence are bySeq. The error is of the server, or the cause of ctx.
-func (r *runner) awaitOutcomes(
-	ctx context.Context, conn *connection, o *results.Outcomes, bySeq map[uint64]schemas.UID, changed func(),
-) error {
-	if o.Left() == 0 {
+// awaitOutcomes reads advantages and refusals until every prompt has an outcome. It calls changed after each. The error
+// is of the server, or the cause of ctx.
+func (r *runner) awaitOutcomes(ctx context.Context, conn *connection, changed func()) error {
+	if r.left() == 0 {
 		return nil
 	}
-	letters := schemas.Address{Kind: schemas.KindDead, Service: "intake", Run: r.id}.Filter()
-	for m, err := range live(ctx, conn.Bus,
-		&export.Source{Stream: schemas.StreamAdvantages, Filters: []string{schemas.AdvantageSubject(r.id, "*")}},
-		&export.Source{Stream: schemas.StreamDead, Filters: []string{letters}}) {
+	results, letters := &export.Source{Stream: schemas.StreamAdvantages}, &export.Source{Stream: schemas.StreamDead}
+	runs := map[schemas.Run]*runner{}
+	for _, r := range r.all() {
+		runs[r.id] = r
+		results.Filters = append(results.Filters, schemas.AdvantageSubject(r.id, "*"))
+		letters.Filters = append(letters.Filters,
+			schemas.Address{Kind: schemas.KindDead, Service: "intake", Run: r.id}.Filter())
+	}
+	for m, err := range live(ctx, conn.Bus, results, letters) {
 		if err != nil {
 			return fmt.Errorf("follow run %s: %w", r.id, err)
 		}
 		var d schemas.Dead
-		if m.Stream == schemas.StreamAdvantages {
-			o.Add(m)
+		a, _ := schemas.ParseSubject(m.Subject)
+		if of := runs[a.Run]; m.Stream == schemas.StreamAdvantages {
+			of.outcomes.Add(m)
 		} else if schemas.Decode(m.Data, &d) == nil { // intake's letters can be read
-			if uid, ours := bySeq[d.StreamSeq]; ours && d.Stream == schemas.StreamPrompts {
-				o.Refuse(uid, d.Reason)
+			if uid, ours := of.bySeq[d.StreamSeq]; ours && d.Stream == schemas.StreamPrompts {
+				of.outcomes.Refuse(uid, d.Reason)
 			}
 		}
-		if changed(); o.Left() == 0 {
+		if changed(); r.left() == 0 {
 			return nil
 		}
 	}
@@ -363,11 +423,8 @@ func (r *runner) awaitOutcomes(
 
 // report writes the results to the folder of the run and prints them. Groups that are not complete give exit status
 // 1; if all prompts were refused, it is that of wrong usage.
-func (r *runner) report(
-	ctx context.Context, conn *connection, prompts []prompt, o *results.Outcomes, took time.Duration, stdout,
-	stderr io.Writer,
-) error {
-	run, err := results.Collect(ctx, conn.Bus, r.id, o)
+func (r *runner) report(ctx context.Context, conn *connection, took time.Duration, stdout, stderr io.Writer) error {
+	run, err := results.Collect(ctx, conn.Bus, r.id, r.outcomes)
 	if err != nil {
 		return err
 	}
@@ -395,19 +452,19 @@ func (r *runner) report(
 	if err != nil {
 		return err
 	}
-	r.reportRefused(prompts, o, stderr)
-	if run.Summary.Refused == len(prompts) {
+	r.reportRefused(stderr)
+	if run.Summary.Refused == len(r.given) {
 		return &exitError{status: exitUsage}
 	}
 	return notComplete(run.Groups, func(g *results.Group) string { return g.Status })
 }
 
 // reportRefused prints each reason of refusal once, with its prompts.
-func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.Writer) {
+func (r *runner) reportRefused(stderr io.Writer) {
 	uids := map[string][]string{}
 	var reasons []string
-	for _, p := range prompts {
-		reason, refused := o.Refused(p.uid)
+	for _, p := range r.given {
+		reason, refused := r.outcomes.Refused(p.uid)
 		if !refused {
 			continue
 		}
@@ -420,7 +477,7 @@ func (r *runner) reportRefused(prompts []prompt, o *results.Outcomes, stderr io.
 	for _, reason := range reasons {
 		list := uids[reason]
 		present.PrintEscaped(stderr, fmt.Sprintf("meander: %s refused: %s", present.Count(len(list), "prompt"), reason))
-		if len(list) < len(prompts) {
+		if len(list) < len(r.given) {
 			fmt.Fprintf(stderr, "  %s\n", strings.Join(list, " "))
 		}
 	}

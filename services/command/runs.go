@@ -163,16 +163,20 @@ that are older than two minutes. Dead letters stay. A run with open groups is re
 				}
 				fmt.Fprintf(c.OutOrStdout(), "run %s: %s removed\n", name, present.Count(n, "event"))
 			}
-			n, err := conn.SweepBlobs(c.Context(), bus.BlobGrace, false)
-			if err != nil {
-				return err
-			}
-			fmt.Fprintf(c.OutOrStdout(), "%s removed that no event names\n", present.Count(n, "blob"))
-			return nil
+			return sweepBlobs(c, conn)
 		}),
 	}
 	c.Flags().BoolVar(&force, "force", false, "remove runs with open groups too")
 	return c
+}
+
+// sweepBlobs removes the blobs that no event names, and says how many there were.
+func sweepBlobs(c *cobra.Command, conn *connection) error {
+	n, err := conn.SweepBlobs(c.Context(), bus.BlobGrace, false)
+	if err == nil {
+		fmt.Fprintf(c.OutOrStdout(), "%s removed that no event names\n", present.Count(n, "blob"))
+	}
+	return err
 }
 
 type exporter struct {

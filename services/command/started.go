@@ -16,7 +16,6 @@ import (
 	"github.com/meander-rl/meander/pkg/models/lora"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/natsd"
-	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/estimate"
 	"github.com/meander-rl/meander/services/sampler/weights"
@@ -177,11 +176,10 @@ func (r *runner) pipelineError(err error) error {
 // claimRun stores what the run was started with, at its first start. Groups that the run has already, from prompts
 // that were published otherwise, must be of the same model. If another process has claimed the run for something
 // else, it is a usage error.
-func (r *runner) claimRun(ctx context.Context, conn *connection, mine *started, prompts []prompt,
-	o *results.Outcomes,
-) error {
-	for _, p := range prompts {
-		if o.Open(p.uid) {
+func (r *runner) claimRun(ctx context.Context, conn *connection) error {
+	mine := r.with
+	for _, p := range r.given {
+		if r.outcomes.Open(p.uid) {
 			continue
 		}
 		g, err := conn.Group(ctx, r.id, p.uid)

@@ -24,6 +24,11 @@ const (
 	fewSamples = 8
 )
 
+// savedText says what samples that ended in the middle did not take.
+func savedText(evaluations int64) string {
+	return present.Count(evaluations, "model evaluation") + " saved"
+}
+
 // printRun prints the results of a run for people: every sample of a few groups, or a line for each of many, and a
 // summary.
 func printRun(w io.Writer, r *results.Run) {
@@ -42,8 +47,7 @@ func printRun(w io.Writer, r *results.Run) {
 		lines = append(lines, evaluations(s.Evaluations, s.FlatEvaluations))
 	}
 	if s.Pruned > 0 {
-		lines = append(lines, fmt.Sprintf("%s ended in the middle: %s saved", present.Count(s.Pruned, "sample"),
-			present.Count(s.SavedEvaluations, "model evaluation")))
+		lines = append(lines, present.Count(s.Pruned, "sample")+" ended in the middle: "+savedText(s.SavedEvaluations))
 	}
 	if len(s.Engines) > 0 {
 		var by []string

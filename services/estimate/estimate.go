@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -146,7 +147,10 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 	if len(e.Stages) > 0 {
 		return p.resolveStages(e)
 	}
-	policy := p.facts.Policy(e.Model)
+	policy, err := p.facts.policyOf(e.Model, e.Tenant)
+	if err != nil {
+		return err
+	}
 	if policy == nil && p.facts.Whole {
 		return p.notServed(e.Model)
 	}
@@ -166,7 +170,7 @@ func (p *Estimate) resolve(e *schemas.Prompt) error {
 		if err != nil {
 			return err
 		}
-		if w := intake.PolicyPending(e, policy); w != "" && e.Tenant == "" { // what is known is of main
+		if w := intake.PolicyPending(e, policy); w != "" && p.facts.knows(e.Tenant) {
 			addNew(&p.Warnings, w+"; until then the prompt waits")
 		}
 		for _, w := range intake.Unscored(requests[0]) {
@@ -207,13 +211,16 @@ func (p *Estimate) resolveStages(e *schemas.Prompt) error {
 		if s.Interaction != nil {
 			continue
 		}
-		policies[i] = p.facts.Policy(s.Model)
+		var err error
+		if policies[i], err = p.facts.policyOf(s.Model, s.Tenant); err != nil {
+			return fmt.Errorf("stages[%d].%w", i, err)
+		}
 		if policies[i] == nil && p.facts.Whole {
 			return fmt.Errorf("stages[%d].%w", i, p.notServed(s.Model))
 		}
 		if known = known && policies[i] != nil; policies[i] == nil {
 			addNew(&p.Warnings, fmt.Sprintf("stages: the lane of %s is not known, so steps and bytes are not", s.Name))
-		} else if w := intake.PolicyPending(s.AsPrompt(), policies[i]); w != "" && s.Tenant == "" {
+		} else if w := intake.PolicyPending(s.AsPrompt(), policies[i]); w != "" && p.facts.knows(s.Tenant) {
 			addNew(&p.Warnings, fmt.Sprintf("stages[%d].%s; until then the prompt waits", i, w))
 		}
 	}
@@ -351,9 +358,11 @@ func refusalLine(prompt string, err error) string {
 
 // Facts is what a pipeline knows and prompts do not say: its lanes, default rewards and streams.
 type Facts struct {
-	// Policies has one policy for each lane. Live are the lanes that a sampler serves now.
+	// Policies has one policy for each lane, that of main. Live are the lanes that a sampler serves now.
 	Policies []*schemas.Policy
 	Live     []schemas.Lane
+	// Tenants has the versions that the others have; nil: they are not known.
+	Tenants map[schemas.Lineage]int64
 	// Whole says that only the lane of the first policy is served.
 	Whole bool
 	// Reward are the default functions, for a prompt that names none with a model that names none.
@@ -401,11 +410,12 @@ func FromServer(ctx context.Context, b *bus.Bus) (*Facts, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.Policies = slices.DeleteFunc(all, func(p *schemas.Policy) bool { return p.Tenant != schemas.TenantMain })
 	present, err := b.Present(ctx)
 	if err != nil {
 		return nil, err
 	}
+	f.noteTenants(all, present)
+	f.Policies = slices.DeleteFunc(all, func(p *schemas.Policy) bool { return p.Tenant != schemas.TenantMain })
 	for i, p := range f.Policies {
 		if f.Policies[i], err = b.ServedPolicy(ctx, p, present); err != nil {
 			return nil, err
@@ -432,6 +442,39 @@ func (f *Facts) AskCapacity(ctx context.Context, b *bus.Bus) error {
 		f.Capacity[name] = StreamCapacity{Used: int64(info.State.Bytes), Limit: max(info.Config.MaxBytes, 0)}
 	}
 	return nil
+}
+
+// AskTenants asks a server, whose pipeline does not run, which tenants its lanes have.
+func (f *Facts) AskTenants(ctx context.Context, b *bus.Bus) error {
+	all, err := b.Policies(ctx)
+	f.noteTenants(all, nil)
+	return err
+}
+
+func (f *Facts) noteTenants(all []*schemas.Policy, present []*schemas.Presence) {
+	f.Tenants = map[schemas.Lineage]int64{}
+	for _, p := range all {
+		f.Tenants[p.Lineage()] = bus.ServedVersion(p, present)
+	}
+}
+
+// knows reports whether the versions of a tenant are known.
+func (f *Facts) knows(tenant schemas.Tenant) bool { return tenant == "" || f.Tenants != nil }
+
+// policyOf is Policy for a tenant of the lane. The error is intake's refusal of one that it does not have.
+func (f *Facts) policyOf(model schemas.Lane, tenant schemas.Tenant) (*schemas.Policy, error) {
+	p := f.Policy(model)
+	if p == nil || tenant == "" || tenant == schemas.TenantMain || f.Tenants == nil {
+		return p, nil
+	}
+	own := *p
+	own.Tenant = tenant
+	version, has := f.Tenants[own.Lineage()]
+	if !has {
+		return nil, intake.NoTenant(own.Lineage(), maps.Keys(f.Tenants))
+	}
+	own.PolicyVersion = version
+	return &own, nil
 }
 
 // Policy returns the policy of the lane that intake would choose for a model; nil if it is not known.

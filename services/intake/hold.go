@@ -92,8 +92,8 @@ func (h *heldPrompts) removeReason(seq uint64) {
 }
 
 // whyOtherPipeline returns why a prompt must be left to another pipeline, if this one cannot serve it. It is for a
-// pipeline that serves one run (cfg.Own) with one model. policy is that of the prompt's lane, nil if no sampler serves
-// the lane. A prompt of the own run for another known model is not left: that is a terminal error.
+// pipeline that serves runs of its own (cfg.Own) with one model. policy is that of the prompt's lane, nil if no sampler
+// serves the lane. A prompt of an own run for another known model is not left: that is a terminal error.
 func (s *service) whyOtherPipeline(v *laneView, run schemas.Run, p *schemas.Prompt,
 	policy *schemas.Policy,
 ) (wait, error) {
@@ -104,12 +104,12 @@ func (s *service) whyOtherPipeline(v *laneView, run schemas.Run, p *schemas.Prom
 	switch known := v.policies[p.Model] != nil; {
 	case p.Model == "":
 		return left("model: empty; must be named: this one serves a run with %q", mine)
-	case p.Model != mine && known && run == s.cfg.Own:
+	case p.Model != mine && known && slices.Contains(s.cfg.Own, run):
 		return wait{}, bus.Terminal(schemas.CodeUnknownModel,
 			fmt.Errorf("model: %q is not served here; must be %s", p.Model, mine))
 	case p.Model != mine && known:
 		return left("model: %q; this one serves %q", p.Model, mine)
-	case policy != nil && run != s.cfg.Own:
+	case policy != nil && !slices.Contains(s.cfg.Own, run):
 		if fault := otherCheckpoint(p, policy); fault != nil {
 			return left("%v", fault)
 		}
@@ -265,7 +265,7 @@ func (s *service) findPolicy(ctx context.Context, run schemas.Run, p *schemas.Pr
 		return nil, wait{}, err
 	}
 	policy, waiting, err = v.pick(p, s.cfg.Models)
-	if s.cfg.Own != "" {
+	if s.cfg.Own != nil {
 		if left, err := s.whyOtherPipeline(v, run, p, policy); left.says != "" || err != nil {
 			return nil, left, err
 		}

@@ -45,9 +45,9 @@ type Config struct {
 	Slots int `key:"slots" range:"1..256" help:"prompts resolved at once"`
 	// Models are lanes; the first serves prompts that name none.
 	Models []schemas.Lane `key:"models" form:"token" help:"models whose samplers may start later: prompts for them wait instead of being refused; the first serves prompts that name none"`
-	// Own is the run that a pipeline serves. Prompts of other runs that do not name the first of Models, or name
+	// Own are the runs that a pipeline serves. Prompts of other runs that do not name the first of Models, or name
 	// another checkpoint of it, are left to other pipelines. Empty: it serves all runs.
-	Own          schemas.Run   `key:"-"`
+	Own          []schemas.Run `key:"-"`
 	Reward       []string      `key:"reward" size:"1..MaxRewards" form:"reward_name" help:"reward functions of prompts that name none, when their model names none either"`
 	Hold         time.Duration `key:"hold" range:"1s.." help:"how long a prompt is held while no sampler serves its model or no service has its reward functions; then it is refused"`
 	ExternalWait time.Duration `key:"external_wait" range:"1s.." help:"how long groups wait for rewards from outside (external) when their prompt has no deadline"`

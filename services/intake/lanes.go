@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -80,6 +81,7 @@ func (l *lanes) view(ctx context.Context, fresh bool) (*laneView, error) {
 			v.policies[p.Lane] = served
 		}
 	}
+	maps.DeleteFunc(l.served, func(of schemas.Lineage, _ *schemas.Policy) bool { return v.newest[of] == nil })
 	for _, p := range present {
 		if p.Room != nil && p.Service == schemas.ServiceSampler {
 			v.samplerSpaces = append(v.samplerSpaces, p.Room)
@@ -153,16 +155,20 @@ func (v *laneView) pick(p *schemas.Prompt, expected []schemas.Lane) (*schemas.Po
 	if own := v.tenants[policy.Lane.Of(p.Tenant)]; own != nil {
 		return own, waiting, nil
 	}
-	var names []string
-	for of := range v.tenants {
-		if of.Lane == policy.Lane {
-			names = append(names, string(of.Tenant))
+	return nil, wait{}, bus.Terminal(schemas.CodeUnknownModel, NoTenant(policy.Lane.Of(p.Tenant), maps.Keys(v.tenants)))
+}
+
+// NoTenant refuses a tenant that a lane does not have. all are those of all lanes.
+func NoTenant(of schemas.Lineage, all iter.Seq[schemas.Lineage]) error {
+	names := []string{string(schemas.TenantMain)}
+	for other := range all {
+		if other.Lane == of.Lane && other.Tenant != schemas.TenantMain {
+			names = append(names, string(other.Tenant))
 		}
 	}
 	slices.Sort(names)
-	err = fmt.Errorf("tenant: %q has no weights on lane %q; must be one of %s, or be begun by 'meander policy push "+
-		"--tenant'", p.Tenant, policy.Lane, strings.Join(names, ", "))
-	return nil, wait{}, bus.Terminal(schemas.CodeUnknownModel, err)
+	return fmt.Errorf("tenant: %q has no weights on lane %q; must be one of %s, or be begun by 'meander policy push "+
+		"--tenant'", of.Tenant, of.Lane, strings.Join(names, ", "))
 }
 
 // whyNotUp says that the sampler of a lane is not up yet, and what it waits for.

@@ -95,7 +95,7 @@ func TestModel_OfARun(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := DefaultConfig()
-	own.Own, own.Models, own.Hold, own.AckWait = "r", []schemas.Lane{"q"}, time.Second, time.Second
+	own.Own, own.Models, own.Hold, own.AckWait = []schemas.Run{"r"}, []schemas.Lane{"q"}, time.Second, time.Second
 	notes := make(chan func() []string, 1)
 	own.Note = func(say func() []string) { notes <- say }
 	running := p.Serve(t, func(ctx context.Context, b *bus.Bus) error { return Run(ctx, own, b, zerolog.Nop()) })

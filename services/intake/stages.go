@@ -189,8 +189,8 @@ func (s *service) findStages(ctx context.Context, run schemas.Run, p *schemas.Pr
 	if err != nil {
 		return nil, wait{}, err
 	}
-	if s.cfg.Own != "" && run != s.cfg.Own {
-		return nil, forOther.waits("left for another pipeline: stages; this one serves the run %q", s.cfg.Own), nil
+	if s.cfg.Own != nil && !slices.Contains(s.cfg.Own, run) {
+		return nil, forOther.waits("left for another pipeline: stages; this one serves the run %q", s.cfg.Own[0]), nil
 	}
 	policies = make([]*schemas.Policy, len(p.Stages))
 	for i := range p.Stages {

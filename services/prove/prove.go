@@ -128,6 +128,7 @@ type prover struct {
 	bus     *bus.Bus // of a store of its own
 	archive *archive
 	report  Report
+	judge   *reward.Judge // of samples in the middle; nil until one is judged again
 }
 
 // Run proves weights by an archive, whose file the name is for the trainer. b is of an empty store with streams, which
@@ -136,6 +137,9 @@ type prover struct {
 func Run(ctx context.Context, b *bus.Bus, name string, file io.ReadSeeker, o Options) (*Report, error) {
 	p := &prover{options: o, bus: b, report: Report{Links: []Link{}}}
 	err := p.walk(ctx, name, file)
+	if p.judge != nil {
+		p.judge.Close()
+	}
 	p.report.Proved = err == nil && len(p.report.Faults()) == 0
 	return &p.report, err
 }

@@ -170,13 +170,19 @@ func (a *archive) selection(uid schemas.UID, step int64) *schemas.Selection {
 func (p *prover) stepsAgain(ctx context.Context, groups []schemas.TrainedGroup,
 ) (n int, verdict, why string, err error) {
 	verdict = Holds
+	ctx = p.options.Log.WithContext(ctx)
 	for _, g := range groups {
 		for i, t := range g.Trajectories {
 			for _, was := range p.archive.stepRewards[g.UID] {
 				if t == nil || was.SampleIndex != t.SampleIndex || was.Status != schemas.StatusScored {
 					continue
 				}
-				now, err := reward.Rejudge(ctx, p.options.Reward, p.bus, p.options.Log, t, was)
+				if p.judge == nil { // once for a proof: functions may load networks
+					if p.judge, err = reward.NewJudge(ctx, p.options.Reward, p.bus, p.options.Log); err != nil {
+						return n, "", "", err
+					}
+				}
+				now, err := p.judge.Again(ctx, t, was)
 				if err != nil {
 					return n, "", "", err
 				}

@@ -58,25 +58,34 @@ func Rescore(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger, pa
 	return g.Wait()
 }
 
-// Rejudge has the functions that judged a sample in the middle judge its stored prediction again. Nothing of the run is
-// changed: what they say is of a run of its own.
-func Rejudge(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger, t *schemas.Trajectory,
-	was *schemas.StepReward,
-) (*schemas.StepReward, error) {
+// Judge has the functions of samples in the middle judge stored predictions again.
+type Judge struct{ s *service }
+
+// NewJudge opens the functions that the config has.
+func NewJudge(ctx context.Context, cfg Config, b *bus.Bus, log zerolog.Logger) (*Judge, error) {
 	s, err := newService(ctx, cfg, b, log)
 	if err != nil {
 		return nil, err
 	}
-	defer s.catalog.close()
+	return &Judge{s}, nil
+}
+
+// Close closes the functions.
+func (j *Judge) Close() { j.s.catalog.close() }
+
+// Again has the functions that judged a sample in the middle judge its stored prediction again. Nothing of the run is
+// changed: what they say is of a run of its own.
+func (j *Judge) Again(ctx context.Context, t *schemas.Trajectory, was *schemas.StepReward,
+) (*schemas.StepReward, error) {
 	midway := *t
 	midway.Run, midway.Media, midway.ContentDigest = t.Run+"-judged-again", was.Media, was.ContentDigest
 	q := &schemas.StepQuestion{StepIndex: was.StepIndex, Latents: was.Latents}
-	if err := s.judgeStep(log.WithContext(ctx), q, &midway); err != nil {
+	if err := j.s.judgeStep(ctx, q, &midway); err != nil {
 		return nil, err
 	}
 	now := &schemas.StepReward{}
 	subject := schemas.StepRewardSubject(midway.Run, t.UID, t.SampleIndex, was.StepIndex)
-	_, err = b.StoredEvent(ctx, schemas.StreamVerdicts, subject, now, nil)
+	_, err := j.s.bus.StoredEvent(ctx, schemas.StreamVerdicts, subject, now, nil)
 	return now, err
 }
 

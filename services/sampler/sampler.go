@@ -212,7 +212,10 @@ func (s *service) runLane(ctx context.Context, log zerolog.Logger) error {
 	g.Go(func() error { return s.controls.inForce.Follow(serving) })
 	g.Go(func() error { return s.answerSeen(log.WithContext(serving)) })
 	g.Go(func() error { return s.controls.applyControls(serving) })
-	g.Go(func() error { return s.bus.FollowPolicy(serving, cfg.Lane, s.versions.Want) })
+	g.Go(func() error {
+		return s.bus.FollowPolicy(serving, cfg.Lane, s.versions.Want,
+			func(t schemas.Tenant) { s.versions.Forget(serving, t) })
+	})
 	g.Go(func() error { return s.versions.Follow(log.WithContext(serving)) })
 	g.Go(func() error {
 		defer stop() // nothing is in flight any more

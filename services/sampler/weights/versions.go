@@ -116,17 +116,6 @@ type Versions struct {
 	news    chan struct{}               // signals that a policy is wanted, or may get its place; buffered, 1
 }
 
-// lineage is what a sampler knows of the versions of one tenant.
-type lineage struct {
-	newest  *Loaded         // the current weights; of a tenant nil before the first, and closed where held lacks them
-	wanted  *schemas.Policy // the newest policy that is not handled yet; nil: none
-	epoch   int64           // the highest of the policies: what is below it is refused
-	refused *schemas.Policy // the last policy that was refused: it is not tried again; nil: none
-	refusal error           // why
-	loading *int64          // the version that is loaded, or waits for memory; nil: none
-	failed  time.Time       // when loading it failed for what may pass; zero: it did not
-}
-
 // New returns Versions without weights: Begin loads the first.
 func New(o Options) *Versions {
 	return &Versions{
@@ -153,7 +142,7 @@ func (v *Versions) newestFor(tenant schemas.Tenant, least int64) (*Loaded, error
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	l := v.lineage(tenant)
-	if l == nil || l.newest == nil {
+	if l.newest == nil {
 		return nil, fmt.Errorf("%w: %d; it has none of tenant %s", ErrPolicyPending, least, tenant)
 	}
 	if have := l.newest.Version(); have < least {
@@ -163,23 +152,6 @@ func (v *Versions) newestFor(tenant schemas.Tenant, least int64) (*Loaded, error
 		l.newest.users++
 	}
 	return l.newest, nil
-}
-
-// lineage returns what is known of a tenant; nil: nothing. Lock held.
-func (v *Versions) lineage(tenant schemas.Tenant) *lineage {
-	if tenant == schemas.TenantMain || tenant == "" {
-		return &v.main
-	}
-	return v.tenants[tenant]
-}
-
-// all returns what is known of all tenants, of main first. Lock held.
-func (v *Versions) all() []*lineage {
-	out := []*lineage{&v.main}
-	for _, t := range slices.Sorted(maps.Keys(v.tenants)) {
-		out = append(out, v.tenants[t])
-	}
-	return out
 }
 
 // PinVersion returns the weights of a version of a tenant's history for a sample, until Release, and loads them if they
@@ -218,7 +190,7 @@ func (v *Versions) PinVersion(ctx context.Context, tenant schemas.Tenant, versio
 	w.users++
 	v.held = append(v.held, w)
 	v.options.Metrics.Resident.Inc()
-	if l := v.lineage(tenant); l != nil && l != &v.main && l.newest != nil && l.newest.Version() == version {
+	if l := v.lineage(tenant); l != &v.main && l.newest != nil && l.newest.Version() == version {
 		l.newest = w // those before were closed to make place
 	}
 	return w, nil
@@ -315,10 +287,7 @@ func (v *Versions) Newest() *Loaded { return v.NewestOf(schemas.TenantMain) }
 func (v *Versions) NewestOf(tenant schemas.Tenant) *Loaded {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if l := v.lineage(tenant); l != nil {
-		return l.newest
-	}
-	return nil
+	return v.lineage(tenant).newest
 }
 
 // Close closes all weights. It is called when no sample is being made any more.
@@ -339,7 +308,7 @@ func (v *Versions) Move(from *Loaded, may func(to *Loaded) bool) *Loaded {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	to := v.lineage(from.Policy.Tenant).newest
-	if to == from || to != v.main.newest && !slices.Contains(v.held, to) || !may(to) {
+	if to == nil || to == from || to != v.main.newest && !slices.Contains(v.held, to) || !may(to) {
 		return from
 	}
 	from.users--
@@ -366,23 +335,6 @@ func (v *Versions) setCurrent(w *Loaded) {
 		v.old = append(v.old, last)
 		v.closeUnused(last)
 	}
-}
-
-// Want notes that p is the newest policy of its tenant; Follow loads it. Tenants are added up to MaxTenants.
-func (v *Versions) Want(p *schemas.Policy) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	l := v.lineage(p.Tenant)
-	if l == nil {
-		if len(v.tenants) == schemas.MaxTenants { // it did not come by AddTenant
-			v.leftOut = p.Tenant
-			return
-		}
-		l = &lineage{}
-		v.tenants[p.Tenant] = l
-	}
-	l.wanted, l.epoch, l.failed = p, max(l.epoch, p.Epoch), time.Time{}
-	signal(v.news)
 }
 
 // chooseNext returns the policy to load next, nil for none. again says that another try may help one that failed.
@@ -519,6 +471,12 @@ func (v *Versions) takeOver(ctx context.Context, p *schemas.Policy) error {
 		return err
 	}
 	defer unlock()
+	if err := v.forgetRemoved(ctx, p); err != nil {
+		return err
+	}
+	if !v.knows(p.Tenant) {
+		return nil // it was removed since
+	}
 	if p.Tenant != schemas.TenantMain && !v.makePlace() {
 		return fmt.Errorf("%w: samples use all %d besides the newest (--resident-versions)", ErrPolicyPending,
 			v.options.Own.Resident)

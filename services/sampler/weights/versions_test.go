@@ -186,7 +186,7 @@ func (l *lane) serve(own weights.Own) *sampler {
 	l.Serve(l.t, func(ctx context.Context, b *bus.Bus) error {
 		follows := make(chan error, 1)
 		go func() { follows <- s.Follow(zerolog.New(&l.log).WithContext(ctx)) }()
-		err := b.FollowPolicy(ctx, "synthetic", s.Want)
+		err := b.FollowPolicy(ctx, "synthetic", s.Want, func(t schemas.Tenant) { s.Forget(ctx, t) })
 		return errors.Join(err, <-follows)
 	})
 	return s

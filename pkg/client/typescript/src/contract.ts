@@ -1768,6 +1768,10 @@ export interface RunStatus {
   waiting: Integer;
   /** trajectories counts the samples that were made, rewards the ones with a reward, failed the ones that ended without: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked how many wait for the run to be resumed. */
   parked: Integer;
+  /** midway is how many samples wait at a step until all of their group have a reward there, saved_evaluations how many evaluations of the network those that were ended by such rewards did not take. */
+  midway?: Integer | null;
+  /** midway is how many samples wait at a step until all of their group have a reward there, saved_evaluations how many evaluations of the network those that were ended by such rewards did not take. */
+  saved_evaluations?: Integer | null;
   /** refused counts the prompts that were refused and have no group, such as unreadable ones: each is a dead letter. */
   refused?: Integer | null;
   /** lost is how many samples of open groups are neither made nor asked for: their requests were lost, and intake asks again for them. */
@@ -3196,7 +3200,7 @@ export const structs: Record<string, Record<string, string>> = {
   Room: {"disk":"bool?","enough":"int?","held":"int","need":"int?","since":"int?","turn":"int?","waiting":"int?","wants":"int?"},
   Routing: {"base_digest":"str?","min_policy_version":"int?","model":"str?","policy_version":"int?","priority":"int?","tenant":"str?"},
   RuleSpec: {"action":"str?","limit":"number?","name":"str"},
-  RunStatus: {"by":"str?","cancelled":"int","closed":"int","failed":"int?","groups":"int","lost":"int?","open_batches":"int","outcomes":"[OutcomeCount]?","parked":"int","reason":"str?","refused":"int?","rewards":"int","since":"int?","state":"str","trajectories":"int","waiting":"int","waits_for":"str?"},
+  RunStatus: {"by":"str?","cancelled":"int","closed":"int","failed":"int?","groups":"int","lost":"int?","midway":"int?","open_batches":"int","outcomes":"[OutcomeCount]?","parked":"int","reason":"str?","refused":"int?","rewards":"int","saved_evaluations":"int?","since":"int?","state":"str","trajectories":"int","waiting":"int","waits_for":"str?"},
   SDEWindow: {"iteration":"int?","iters_per_group":"int?","range":"[int]","seed":"int?","size":"int","strategy":"str?"},
   SampleTimings: {"decode_ns":"int","denoise_ns":"int","encode_ns":"int","finished":"int","received":"int","started":"int"},
   Sampling: {"arguments":"map?","boundary_ratio":"number?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","frames":"int?","guidance":"number?","guidance_rescale":"number?","height":"int","initial_std":"number?","latents_dtype":"str","log_prob_kind":"str","negative_prompt":"str","network_timesteps":"[number]?","no_negative_prompt":"bool?","noise_level":"number","noise_seed":"int","prompt":"str","prompt_2":"str?","prompt_3":"str?","sample_seed":"int","scheduled_sampling":"ScheduledSample?","sigmas":"[number]","solver":"str","start":"SegmentStart?","step_seeds":"[StepSeed]?","stop":"SegmentStop?","transitions":"[str]","true_cfg_scale":"number","true_cfg_scale_2":"number?","truncate_prompt":"bool?","width":"int"},

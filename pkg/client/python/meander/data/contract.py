@@ -3425,6 +3425,12 @@ class RunStatus(TypedDict):
     parked: trajectories counts the samples that were made, rewards the ones with a reward, failed the ones
         that ended without: failed and pruned ones. waiting is how many requests are in a queue or in a
         sampler's hands, parked how many wait for the run to be resumed (integer ≥ 0).
+    midway: how many samples wait at a step until all of their group have a reward there, saved_evaluations
+        how many evaluations of the network those that were ended by such rewards did not take (integer ≥
+        0).
+    saved_evaluations: midway is how many samples wait at a step until all of their group have a reward
+        there, saved_evaluations how many evaluations of the network those that were ended by such rewards
+        did not take (integer ≥ 0).
     refused: counts the prompts that were refused and have no group, such as unreadable ones: each is a dead
         letter (integer ≥ 0).
     lost: how many samples of open groups are neither made nor asked for: their requests were lost, and
@@ -3481,6 +3487,12 @@ class RunStatus(TypedDict):
     """trajectories counts the samples that were made, rewards the ones with a reward, failed the ones that ended
     without: failed and pruned ones. waiting is how many requests are in a queue or in a sampler's hands, parked
     how many wait for the run to be resumed (integer ≥ 0)."""
+    midway: NotRequired[int | None]
+    """how many samples wait at a step until all of their group have a reward there, saved_evaluations how many
+    evaluations of the network those that were ended by such rewards did not take (integer ≥ 0)."""
+    saved_evaluations: NotRequired[int | None]
+    """midway is how many samples wait at a step until all of their group have a reward there, saved_evaluations how
+    many evaluations of the network those that were ended by such rewards did not take (integer ≥ 0)."""
     refused: NotRequired[int | None]
     """counts the prompts that were refused and have no group, such as unreadable ones: each is a dead letter
     (integer ≥ 0)."""
