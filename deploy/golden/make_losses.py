@@ -290,6 +290,14 @@ def examples(rng):
             "clip_low": 0.1, "clip_high": (0.1, 0.2)[k % 2], "beta": (0.0, 0.04, 0.3)[(k + k // 3) % 3],
             "reduce": SETS["grpo_tokens"]["inputs"]["reduce"][k % 3],
         }
+    for threshold in (1e-5, 1e-3):
+        old, before = draw(1, 12), draw(1, 12, 4)
+        yield "flow_dppo", flow_dppo, {
+            "log_prob": shifted(old, 0.3), "old": old, "advantages": draw(2, 12), "weights": [1.0, 0.5, 1.5] * 4,
+            # Divergences lie on both sides of the threshold.
+            "mean": [shifted(row, threshold**0.5 * 0.2 * 1.5**i) for i, row in enumerate(before)], "old_mean": before,
+            "noise_std": round(rng.uniform(0.2, 1), 6), "kl_mask_threshold": threshold,
+        }
 
 
 def main():

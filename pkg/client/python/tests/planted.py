@@ -53,8 +53,8 @@ class Paints:
             positive, negative = self.network(prompt, x, s, weights), self.network("x", x, s, weights)
             v = negative + 3.0 * (positive - negative)
             log_prob = np.nan
-            if i in (1, 2, 4):
-                d, g = t - s, 0.7 * np.sqrt(s / (1 - s))
+            if i in (0, 2, 4):
+                d, g = t - s, 0.7 * np.sqrt(s / (1 - min(s, sigmas[1])))
                 n = g * np.sqrt(-d)
                 mean = x * (1 + g**2 / (2 * s) * d) + v * (1 + g**2 * (1 - s) / (2 * s)) * d
                 after = mean + n * rng.standard_normal(x.shape)
@@ -297,6 +297,10 @@ FAULTS = {
         ("x negated", "mean = x *", "mean = -x *", "x has the opposite sign"),
         ("the state before it", "(next - mean)", "(x - mean)", "(next|x) stands for (x|next)"),
         ("twice the level", "g = noise_level", "g = 2 * noise_level", "noise_level is twice itself"),
+        ("the mean without noise",
+         "mean = x * (1 + g**2 / (2 * sigma) * dt) + v * (1 + g**2 * (1 - sigma) / (2 * sigma)) * dt",
+         "mean = x + v * dt", "score is 0"),
+        ("the coefficient in the logarithm", "np.log(n)", "np.log(g)", "logarithm_of is std_dev_t"),
     ],
 }  # fmt: skip
 """Of each subject its faults: a name, what is written in place of what, and what certify says."""
@@ -309,12 +313,14 @@ TOGETHER = {
     frozenset(("advantages negated", "turned over")): "the opposite sign; advantages has the opposite sign",
     frozenset(("advantages negated", "the least")): "the opposite sign",
     frozenset(("turned over", "the least")): "advantages has the opposite sign",
+    frozenset(("without clipping", "advantages negated")): "the opposite sign",
 }
 """Faults that together are something else, which must be said of them: their numbers are those of it."""
 HIDES = {
     "old is what is now": {"without clipping", "clipped below alone", "clipped above alone", "twice the clip"},
     "without clipping": {"twice the clip", "clipped below alone", "clipped above alone"},
     "noise that no seed decides": {"a draw is thrown away"},
+    "the coefficient in place of the deviation": {"the coefficient in the logarithm"},
 }
 """Faults behind which others change no number that could be looked at."""
 

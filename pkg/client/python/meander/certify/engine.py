@@ -146,6 +146,8 @@ class _Measured:
         self.prompts = list(getattr(engine, "prompts", PROMPTS))
         self.seeds = list(getattr(engine, "seeds", range(11, 11 + len(self.prompts))))
         self.rows = [self.ask(k) for k in range(len(self.prompts))]
+        if nothing := [p for p, row in zip(self.prompts, self.rows) if not row]:
+            raise ValueError(f"{name}: gave no sample of {nothing[0]!r}; its own log says why")
         self.batch, self.sets = self.all(self.seeds, self.prompts), suite.load()
         self.formula: tuple[Set, Values] | None = None
         self.explained = ""
@@ -205,7 +207,7 @@ class _Measured:
             same = differences(self.rows[j], self.batch[k])
             places[k, j] = [f for f, off in same.items() if not off and moves[f]]
         if any(differences(self.rows[0], self.ask(0)).values()):
-            places |= self.likeness()
+            places = self.likeness()  # short rows may be the same by chance
         also = "".join(f"; row {k} is row {j} alone, by its {', '.join(of)}" for (k, j), of in places.items() if of)
         yield self.alike(f"alone, 1 of {len(self.rows)}", list(zip(self.rows, self.batch)), also)
 
@@ -302,7 +304,7 @@ class _Measured:
             sigmas = np.asarray(row["sigmas"], np.float64)
             return [{"x": _flat(row["latents"][i]), "v": _flat(of[i]), "next": _flat(row["latents"][i + 1]), "step": i,
                      "sigmas": sigmas, "noise_level": self.level(row) if self.stochastic(row) else 0.0}
-                    for i in steps if 0 <= i < len(of)]  # fmt: skip
+                    for i in steps]  # fmt: skip
         how = {"top_p": 1.0, "min_p": 0.0} | {k: v for k, v in row.items() if k in _TOKENS.inputs}
         return [how | {"logits": np.asarray(of, np.float64).T, "tokens": _flat(row["ids"])}]
 
@@ -316,9 +318,9 @@ class _Measured:
             after = [c["next"] for c in cases]
             yield self.fitted("steps without noise", [self.sets["transitions/ode"]], cases, after)[0]
 
-    def told(self, row: Row) -> list[Floats]:
-        return [_flat(p) for p in _flat(row["log_probs"]) if np.isfinite(p)] if self.kind == "images" else [
-            _flat(row["log_probs"])]  # fmt: skip
+    def told(self, row: Row, steps: Sequence[int]) -> list[Floats]:
+        p = _flat(row["log_probs"])
+        return [p[[i]] for i in steps] if self.kind == "images" else [p]
 
     @property
     def forms(self) -> list[Set]:
@@ -328,9 +330,13 @@ class _Measured:
 
     def log_probs(self) -> Iterator[Finding]:
         of = [r["velocities"] if "velocities" in r else self.engine.expected(r, 0) for r in self.rows]
-        told, out = [p for r in self.rows for p in self.told(r)], list[Finding]()
+        out = list[Finding]()
         for by in (0, -1, 1) if self.kind == "images" else (0,):
-            cases = [c for r, v in zip(self.rows, of) for c in self.inputs(r, v, [i + by for i in self.stochastic(r)])]
+            told, cases = list[Floats](), list[Values]()
+            for r, v in zip(self.rows, of):
+                steps = [i for i in self.stochastic(r) if 0 <= i + by < len(v)]
+                told += self.told(r, steps)
+                cases += self.inputs(r, v, [i + by for i in steps])
             found = self.fitted("log-probs", self.forms, cases, told, "transition", keep=not by)
             if by and found[0].state == "agrees":
                 found[0].state = "differs"
@@ -440,13 +446,14 @@ class _Measured:
         of, out = self.engine.expected(row, weights), dict[str, float]()
         if "velocities" in row:
             out["velocities"] = fit.difference(_flat(row["velocities"]), _flat(of))
-        if self.formula and "log_probs" in row:
+        if not (self.formula or self.explained) or "log_probs" not in row:
+            return out
+        told, cases = self.told(row, self.stochastic(row)), self.inputs(row, of, self.stochastic(row))
+        if self.formula:
             s, given = self.formula
-            pairs = zip(self.told(row), self.inputs(row, of, self.stochastic(row)))
-            out["log-probs"] = max(fit.difference(p, s.formula_of(i | given)) for p, i in pairs)
-        elif self.explained:
-            cases = self.inputs(row, of, self.stochastic(row))
-            says = self.fitted("", self.forms, cases, self.told(row), "transition")[0].says
+            out["log-probs"] = max(fit.difference(p, s.formula_of(i | given)) for p, i in zip(told, cases))
+        else:
+            says = self.fitted("", self.forms, cases, told, "transition")[0].says
             out["log-probs"] = 0.0 if says == self.explained else math.inf
         return out
 

@@ -143,7 +143,7 @@ class Lane(Adapter):
     def _drawn(self, prompts: Sequence[str], seeds: Sequence[int], **text: Any) -> list[Row]:
         """A group of one sample for each prompt, asked for at once."""
         run, by = f"certify{uuid.uuid4().hex[:10]}", {}
-        image = {"num_inference_steps": STEPS, "true_cfg_scale": 2.0, "rollout": {
+        image = {"num_inference_steps": STEPS, "true_cfg_scale": 2.0, "negative_prompt": "a grey wall", "rollout": {
             "sde_step_indices": [0, 1, 2, 4], "return_step_indices": list(range(STEPS + 1)),
             "return_conditioning": True, "debug": ["model_output"],
         }}  # fmt: skip

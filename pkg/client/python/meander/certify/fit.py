@@ -2,10 +2,11 @@
 
 Alternatives are derived from the inputs of a formula alone, everywhere or in one of the places where it uses them: an
 array negated, shifted, swapped with another of its shape or replaced by it, left out, complemented, without gradient;
-an index one off; a setting without effect, without limit, squared or halved; another choice. What is measured may also
-be a multiple of what these give, off by a constant, or one place off: a factor or a constant that differs between cases
-is named by the sizes and settings that it follows. All of these are fitted together, at most three changes at once, and
-the fewest that give every number of every case are told, and all that are as few.
+an index one off; a setting without effect, without limit, squared or halved; another choice; a multiple of itself, or
+one number in all cases. What is measured may also be a multiple of what these give, off by a constant, or one place
+off: a factor or a constant that differs between cases is named by the sizes and settings that it follows. All of these
+are fitted together, at most three changes at once, and the fewest that give every number of every case are told, and
+all that are as few.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,14 @@ Changed = Callable[[Values, Values], Values]
 """Gives inputs in place of others; the second argument has those without a gradient."""
 Of = Callable[[Set, Values, Changed], Floats]
 """What is compared, for a set and inputs that are changed: the formula, or its gradient."""
+_Names = Callable[[], list[dict[str, float]]]
+"""Gives the quantities of each case."""
+_Terms = tuple[tuple[str, str], ...]
+"""A product of powers of quantities."""
+_Follows = tuple[float, _Terms]
+"""A number times such a product."""
+_Line = tuple[str, float, Sequence[float]]
+"""How numbers are related: in words, of how many parts, and the factors of the cases."""
 _NO_LIMIT = 1e9
 
 
@@ -101,24 +110,31 @@ def explain(ways: Sequence[Way], measured: Sequence[Floats], tolerance: float, o
     """The simplest explanations of what was measured, all as simple; none: nothing gives these numbers.
 
     Of a few changes at once every multiple, offset and shift is looked for; of most, equal numbers and the opposite
-    sign alone."""
+    sign alone. Multiples of one input are looked for where more than one change may be."""
     found, singles = list[Fit](), functools.cache(lambda k: _singles(ways[k], of, tolerance))
     names = functools.cache(lambda k: [quantities(ways[k].set, i) for i in ways[k].inputs])
-    for count in range(most + 1):
+
+    def least() -> float:
+        return min((f.parts for f in found), default=math.inf)
+
+    def tried(count: int) -> Iterator[tuple[int, Change]]:
         for k, way in enumerate(ways):
-            if count and count + way.odd > 3:
-                continue
-            for change in _together(singles(k), count) if count else [AS_IT_IS]:
-                found += _fits(way, change, count, measured, tolerance, of, functools.partial(names, k))
-        if min((f.parts for f in found), default=math.inf) <= count + (count > 0):
+            if not count or count + way.odd <= 3:
+                yield from ((k, c) for c in (_together(singles(k), count) if count else [AS_IT_IS]))
+
+    for count in range(most + 1):
+        for k, change in tried(count):
+            found += _fits(ways[k], change, count, measured, tolerance, of, functools.partial(names, k))
+        for k, change in tried(count - 1) if most > 1 and count in (1, 2) and least() > count else ():
+            found += _multiples(ways[k], change, count - 1, measured, tolerance, of, functools.partial(names, k))
+        if least() <= count + (count > 0):
             break
-    least = min((f.parts for f in found), default=math.inf)
-    return sorted((f for f in found if f.parts == least), key=lambda f: -f.way.odd)
+    return sorted((f for f in found if f.parts == least()), key=lambda f: -f.way.odd)
 
 
 def _fits(
     way: Way, change: Change, count: int, measured: Sequence[Floats], tolerance: float, of: Of,
-    names: Callable[[], list[dict[str, float]]],
+    names: _Names,
 ) -> Iterator[Fit]:
     """How what a change gives is related to what was measured."""
     if count > 2:
@@ -129,8 +145,77 @@ def _fits(
     if values is None:
         return
     for words, parts, factors in _relations(measured, values, names, tolerance, count < 3):
-        said = "; ".join(w for w in (words, change.words) if w)
-        yield Fit(said, count + parts + way.odd, way, change, factors)
+        yield Fit((Change(words, AS_IT_IS.of) + change).words, count + parts + way.odd, way, change, factors)
+
+
+def _multiples(
+    way: Way, change: Change, count: int, measured: Sequence[Floats], tolerance: float, of: Of, names: _Names
+) -> Iterator[Fit]:
+    """One input as a multiple of itself, which may follow sizes and settings, or as one number in all cases."""
+    base = _all(of, way, change)
+    for name, (bases, said) in way.set.uses.items() if base is not None else ():
+        if not said.get("shape", "").startswith("["):
+            continue
+        read, is_number, same = _reader(way.set, name), said["shape"] == "[]", ((name, "^-1"),)
+
+        def times(c: float, by: _Terms = (), name: str = name, read: Callable[[Values], Any] = read) -> Change:
+            said = " ".join([f"{c:.4g}"] * (c != 1) + [_named(by)] * bool(by)) + " times itself"
+            words = f"{name} is {f'{c:.4g}' if by == ((name, '^-1'),) else said}"
+            return Change(words, lambda i, _: i | {
+                name: c * read(i) * (_product(by, quantities(way.set, i)) if by else 1)})  # fmt: skip
+
+        half = _all(of, way, change + times(0.5))
+        if half is None or any(not h.size == b.size == m.size for h, b, m in zip(half, base, measured)):
+            continue
+        moves = [difference(h, b) if np.isfinite(h).all() else 0.0 for h, b in zip(half, base)]
+        most = [k for k in sorted(range(len(base)), key=moves.__getitem__)[-6:] if moves[k] > 1e3 * tolerance]
+        found = _linear([(measured[k].ravel(), half[k].ravel(), base[k].ravel()) for k in most], tolerance,
+                        [names()[k] for k in most])  # fmt: skip
+        if not found and is_number and not count:
+            few = dataclasses.replace(way, inputs=[way.inputs[k] for k in most])
+            for scale, by in [(1.0, ()), (max(map(read, few.inputs), default=0.0), same)][: 1 + bool(bases)]:
+                near_to = [measured[k] for k in most]
+                found += _searched(lambda c: _all(of, few, times(scale * c, by)), near_to, tolerance, scale, by)
+            found += [(1.0, ((q, e),)) for q in sorted(set().union(*names())) for e in _POWERS] if not bases else []
+        for c, by in found:
+            one, length = times(c, by) + change, min(_length(c, max(1e-5, tolerance)), 1.5) if abs(c) != 1 else 0
+            parts = count + way.odd + 0.25 + length + (c < 0) + len(by) * (by != same)
+            fit = Fit(one.words, parts, way, change + times(c, by), [1.0] * len(base))
+            if fit.holds(of, measured, tolerance):
+                yield fit
+
+
+def _linear(
+    cases: Sequence[tuple[Floats, Floats, Floats]], tolerance: float, names: Sequence[dict[str, float]]
+) -> list[_Follows]:
+    """The multiples by which numbers follow that are linear in it; empty: they are not."""
+    factors = []
+    for measured, half, base in cases:
+        d = 2 * (base - half)
+        factors.append(1 + float((measured - base) @ d / (d @ d)))
+        if not near(measured, base + (factors[-1] - 1) * d, tolerance) or not 1e-3 < abs(factors[-1]) < 1e3:
+            return []
+    own = max(1e-6, 100 * tolerance)
+    found = _follow(np.array(factors), names, own)[:1] if factors else []
+    return [(round(c) if abs(c - round(c)) < own else c, by) for c, by in found if not by or len(factors) > 2]
+
+
+def _searched(
+    at: Callable[[float], list[Floats] | None], measured: Sequence[Floats], tolerance: float, scale: float, by: _Terms
+) -> list[_Follows]:
+    """The multiple of a scale, between a twentieth and 20, that comes nearest, if it is near enough."""
+    def off(log: float) -> float:
+        found = at(math.exp(log))
+        return max(map(difference, measured, found)) if found else math.inf
+
+    for log in sorted(np.linspace(-3, 3, 49), key=off)[:3]:
+        low, high = log - 0.125, log + 0.125
+        for _ in range(60):
+            third = (high - low) / 3
+            low, high = (low, high - third) if off(low + third) < off(high - third) else (low + third, high)
+        if off(low) <= tolerance:
+            return [(scale * math.exp(low), by)]
+    return []
 
 
 def _singles(way: Way, of: Of, tolerance: float) -> list[Change]:
@@ -157,6 +242,12 @@ def _all(of: Of, way: Way, change: Change) -> list[Floats] | None:
         return None  # the formula refuses such inputs
 
 
+def _reader(s: Set, name: str) -> Callable[[Values], Any]:
+    """What stands in a place of a formula, by its inputs."""
+    base = s.uses[name][0]
+    return lambda i: i[name] if name in i else i[base] if base else 1.0
+
+
 def changes(s: Set, cases: Sequence[Values], chosen: Iterable[str] = ()) -> Iterator[Change]:
     """The ways in which one input may be taken otherwise. chosen: choices that are tried as ways of their own."""
     arrays = {n: said["shape"] for n, (of, said) in s.uses.items() if said.get("shape", "").startswith("[") and of}
@@ -168,7 +259,7 @@ def changes(s: Set, cases: Sequence[Values], chosen: Iterable[str] = ()) -> Iter
     def put(name: str, value: Callable[..., object]) -> Changed:
         return lambda i, anchor: i | {name: value(read(i, name), anchor)}
 
-    for name, (of, said) in s.uses.items():
+    for name, (of, said) in sorted(s.uses.items(), key=lambda use: len(use[1][1].get("shape", ""))):  # settings first
         shape, is_count = said.get("shape", ""), said.get("shape") in ("count", "index")
         choices = said.get("choices", []) if name not in chosen else []
         for choice in choices:
@@ -191,6 +282,7 @@ def changes(s: Set, cases: Sequence[Values], chosen: Iterable[str] = ()) -> Iter
             for words, f in _OTHERWISE.items() if of else itertools.islice(_OTHERWISE.items(), 3):
                 yield Change(f"{name} {words}", put(name, lambda x, _, f=f: f(float(x))))
         elif shape.startswith("["):
+            yield Change(f"{name} is 0", put(name, lambda x, _: 0 * x))
             if of:
                 yield Change(f"{name} has no gradient", put(name, lambda x, anchor, of=of: anchor[of]))
             for by in (-1, 1):
@@ -237,7 +329,7 @@ def quantities(s: Set, inputs: Values) -> dict[str, float]:
 
 
 def _relations(
-    measured: Sequence[Floats], found: Sequence[Floats], names: Callable[[], list[dict[str, float]]], tolerance: float,
+    measured: Sequence[Floats], found: Sequence[Floats], names: _Names, tolerance: float,
     every: bool,
 ) -> Iterator[tuple[str, float, Sequence[float]]]:
     """How what was measured follows from what was found: in words, of how many parts, and the factor of each case.
@@ -248,7 +340,7 @@ def _relations(
     if all(near(m, f, tolerance) for m, f in zip(measured, found)):
         yield "", 0, ones
         return
-    if all(np.abs(m).max() <= tolerance for m in measured) or not all(np.isfinite(f).all() for f in found):
+    if all(np.abs(m).max(initial=0) <= tolerance for m in measured) or not all(np.isfinite(f).all() for f in found):
         return  # of 0 everything is a multiple
     if all(near(m, -f, tolerance) for m, f in zip(measured, found)):
         yield "the opposite sign", 1, [-1.0] * len(found)
@@ -260,7 +352,8 @@ def _relations(
     if line is not None:
         yield line
     for words, these, those in (("behind", slice(1, None), slice(-1)), ("ahead", slice(-1), slice(1, None))):
-        if sized and line is None and all(m.ndim and m.shape == f.shape for m, f in zip(measured, found)):
+        rolled = sized and all(m.shape == f.shape and m.shape[-1] > 2 for m, f in zip(measured, found))
+        if rolled and line is None:
             pairs = [(m[..., these], f[..., those]) for m, f in zip(measured, found)]
             if all(near(m, f, tolerance) for m, f in pairs):
                 yield f"what is given is {words} by one place", 1, ones
@@ -268,11 +361,8 @@ def _relations(
                 yield f"what is given is {words} by one place; {line[0]}", 1 + line[1], line[2]
 
 
-_Line = tuple[str, float, Sequence[float]]
-
-
 def _of_rows(
-    measured: Sequence[Floats], found: Sequence[Floats], names: Callable[[], list[dict[str, float]]], tolerance: float
+    measured: Sequence[Floats], found: Sequence[Floats], names: _Names, tolerance: float
 ) -> _Line | None:
     """A line through the numbers of each case, and what its factors and its offsets follow."""
     lines = []
@@ -290,30 +380,26 @@ def _of_rows(
         return None
     certain = [k for k, (*_, most) in enumerate(lines) if most > 1e3 * tolerance]
     factors, offsets = np.array([lines[k][0] for k in certain]), np.array([d for _, d, _ in lines])
-    own = max(1e-6, 100 * tolerance)
     if not certain or not (np.sign(factors) == np.sign(factors[0])).all():
         return None
-    labels, counts, values = _products(tuple(tuple(sorted(names()[k].items())) for k in certain))
-    ratios = np.abs(factors) / values
-    fits = np.flatnonzero((np.abs(ratios - ratios[:, :1]) <= own * ratios[:, :1]).all(axis=1))
-    if not fits.size:
+    of = [names()[k] for k in certain]
+    follows = _follow(factors, of, max(1e-6, 100 * tolerance))
+    if not follows:
         words = "a factor of each case (" + ", ".join(f"{x:.4g}" for x in factors[:4]) + ") times the formula"
         return (words, 3, [k for k, *_ in lines]) if not offsets.any() else None
-    constant = np.abs(offsets - offsets[0]).max() <= 10 * tolerance * max(1, abs(float(offsets[0])))
-    if not constant:
+    if np.abs(offsets - offsets[0]).max() > 10 * tolerance * max(1, abs(float(offsets[0]))):
         return None
-    return _told(float(ratios[fits[0], 0] * np.sign(factors[0])), float(offsets[0]), labels, counts, values, fits,
-                 [k for k, *_ in lines], max(1e-6, tolerance))  # fmt: skip
+    return _told(follows, float(offsets[0]), of, [k for k, *_ in lines], max(1e-6, tolerance))
 
 
 def _of_numbers(
-    measured: Sequence[Floats], found: Sequence[Floats], names: Callable[[], list[dict[str, float]]], tolerance: float
+    measured: Sequence[Floats], found: Sequence[Floats], names: _Names, tolerance: float
 ) -> _Line | None:
     """A line through the numbers of all cases, times what its factors may follow."""
     m, f = (np.concatenate([x.ravel() for x in of]) for of in (measured, found))
     if len(m) != len(measured) or len(m) < 2 or (np.abs(f) > 1e3 * tolerance).sum() < 2:
         return None
-    labels, counts, values = _products(tuple(tuple(sorted(n.items())) for n in names()))
+    made, values = _products(_frozen(names()))
     at = values * f
     allowed = tolerance * max(1.0, float(np.abs(m).max()))
     k = (at @ m) / (at * at).sum(axis=1)
@@ -326,26 +412,26 @@ def _of_numbers(
         fits = np.flatnonzero((k != 0) & (np.abs(k[:, None] * at + d[:, None] - m) <= allowed).all(axis=1))
     if not fits.size:
         return None
-    first = fits[0]
-    return _told(float(k[first]), float(d[first]), labels, counts, values, fits, list(k[first] * values[first]),
-                 max(1e-6, tolerance))  # fmt: skip
+    follows, first = [(float(k[j]), made[j]) for j in fits], fits[0]
+    return _told(follows, float(d[first]), names(), list(k[first] * values[first]), max(1e-6, tolerance))
 
 
 def _told(
-    k: float, d: float, labels: Sequence[str], counts: Sequence[int], values: Floats, fits: Any,
-    factors: Sequence[float], tolerance: float,
+    follows: Sequence[_Follows], d: float, names: Sequence[dict[str, float]], factors: Sequence[float],
+    tolerance: float,
 ) -> _Line | None:
     """A line in words: its sign, a number, the sizes that its factors follow, and its offset."""
+    k, by = follows[0]
     if not 1e-6 < abs(k) < 1e6:
         return None
-    said = [labels[j] for j in fits if counts[j] == counts[fits[0]]][:3]
-    is_sized, is_one = bool(said[0]), abs(abs(k) - 1) <= tolerance
+    is_sized, is_one = bool(by), abs(abs(k) - 1) <= tolerance
     words, parts = ["the opposite sign"] if k < 0 else [], float(k < 0) + is_sized
     if not is_one:
         words.append(f"{abs(k):.6g} times the formula")
         parts += _length(k, tolerance)
     if is_sized:
-        words.append(f"{' or '.join(said)} ({', '.join(f'{v:.4g}' for v in values[fits[0]][:4])}) times the formula")
+        said = " or ".join(_named(other) for _, other in follows[:3] if len(other) == len(by))
+        words.append(f"{said} ({', '.join(f'{_product(by, n):.4g}' for n in names[:4])}) times the formula")
     if abs(d) > tolerance:
         inside = _length(d / k, tolerance) < _length(d, tolerance) and not is_sized
         words.append(f"the formula {d / k:+.6g}" + ", before that" if inside else f"the formula {d:+.6g}")
@@ -358,18 +444,43 @@ def _length(x: float, tolerance: float) -> float:
     return 1.0 if abs(x - float(f"{x:.3g}")) <= tolerance * abs(x) else 2.5
 
 
+_POWERS = {"": 1.0, "^2": 2.0, "^-1": -1.0, "^-2": -2.0, "^1/2": 0.5, "^-1/2": -0.5}
+
+
+def _named(terms: _Terms) -> str:
+    return " ".join(q + power for q, power in terms)
+
+
+def _product(terms: _Terms, of: Mapping[str, float]) -> float:
+    return math.prod(of.get(q, 1.0) ** _POWERS[power] for q, power in terms)
+
+
+def _follow(factors: Floats, names: Sequence[dict[str, float]], tolerance: float) -> list[_Follows]:
+    """What the factors of cases may follow, the simplest first."""
+    made, values = _products(_frozen(names))
+    ratios = factors / values
+    fits = np.flatnonzero((np.abs(ratios - ratios[:, :1]) <= tolerance * np.abs(ratios[:, :1])).all(axis=1))
+    return [(float(ratios[j, 0]), made[j]) for j in fits]
+
+
+_Frozen = tuple[tuple[tuple[str, float], ...], ...]
+
+
+def _frozen(names: Sequence[dict[str, float]]) -> _Frozen:
+    return tuple(tuple(sorted(n.items())) for n in names)
+
+
 @functools.lru_cache(64)
-def _products(cases: tuple[tuple[tuple[str, float], ...], ...]) -> tuple[list[str], list[int], Floats]:
+def _products(cases: _Frozen) -> tuple[list[_Terms], Floats]:
     """What a factor may follow: 1, and products of powers of at most two quantities that all cases have and that differ
-    between them, with their words, how many they are of, and their values [products, cases]."""
-    names, powers = [dict(c) for c in cases], {"": 1.0, "^2": 2.0, "^-1": -1.0, "^-2": -2.0, "^1/2": 0.5, "^-1/2": -0.5}
-    labels, counts, values = [""], [0], [[1.0] * len(names)]
+    between them, with their values [products, cases]."""
+    names, made, values = [dict(c) for c in cases], list[_Terms]([()]), [[1.0] * len(cases)]
     for count in (1, 2):
         for of in itertools.combinations(sorted(set.intersection(*map(set, names))), count):
-            for exponents in itertools.product(powers, repeat=count):
-                value = [math.prod(n[k] ** powers[e] for k, e in zip(of, exponents)) for n in names]
+            for powers in itertools.product(_POWERS, repeat=count):
+                terms = tuple(zip(of, powers))
+                value = [_product(terms, n) for n in names]
                 if max(value) > min(value) * (1 + 1e-9):
-                    labels.append(" ".join(f"{k}{e}" for k, e in zip(of, exponents)))
-                    counts.append(count)
+                    made.append(terms)
                     values.append(value)
-    return labels, counts, np.asarray(values).reshape(-1, len(names))
+    return made, np.asarray(values).reshape(-1, len(names))

@@ -68,10 +68,11 @@ class Set:
     @property
     def uses(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """The places where the formula uses its inputs: of each name the input, and its shape or choices. A place
-        without an input is a factor, 1, or a choice."""
+        without an input is a factor, 1, or a choice of its own."""
         out: dict[str, tuple[str, dict[str, Any]]] = {n: (n, said) for n, said in self.inputs.items()}
-        for place, name in _USES.get(self.title, {}).items():
-            out[place] = (name, self.inputs[name] if name else _NOISES if place == "noise" else {"shape": "[]"})
+        for place, of in _USES.get(self.title, {}).items():
+            own = {"choices": of.split()} if of else {"shape": "[]"}
+            out[place] = (of, self.inputs[of]) if of in self.inputs else ("", own)
         return out
 
     @property
@@ -121,11 +122,11 @@ def _ppo(
     log_prob: Floats, old: Floats, advantages: Floats, weights: Floats, clip: float, adv_clip_max: float,
     lower_clip: float | None = None, upper_clip: float | None = None, noise_std: float = 1, step: float = 1,
     mean: Floats | None = None, old_mean: Floats | None = None, log_ratio_noise_std: float | None = None,
+    drift: float = 1,
 ) -> Floats:
     a, d = np.clip(advantages, -adv_clip_max, adv_clip_max), log_prob - old
-    if mean is not None:
-        drift = loss.image_kl(mean, old_mean if old_mean is not None else mean, noise_std)
-        d = (d + drift) * _or(log_ratio_noise_std, noise_std)
+    if mean is not None and old_mean is not None:
+        d = (d + drift * loss.image_kl(mean, old_mean, noise_std)) * _or(log_ratio_noise_std, noise_std)
     losses = _surrogate(np.exp(d), a, 1 - _or(lower_clip, clip), 1 + _or(upper_clip, clip)) * weights
     return np.asarray(np.mean(losses) / step)
 
@@ -136,11 +137,19 @@ def _or(value: Any, otherwise: Any) -> Any:
 
 def _dppo(
     log_prob: Floats, old: Floats, advantages: Floats, weights: Floats, mean: Floats, old_mean: Floats,
-    noise_std: float, kl_mask_threshold: float,
+    noise_std: float, kl_mask_threshold: float, far_advantages: Floats | None = None,
 ) -> Floats:
     r = np.exp(log_prob - old)
     far = loss.image_kl(mean, old_mean, noise_std) >= kl_mask_threshold
-    return np.asarray(np.mean(np.where(far & ((r - 1) * advantages > 0), 0, -advantages * r * weights)))
+    away = (r - 1) * _or(far_advantages, advantages) > 0
+    return np.asarray(np.mean(np.where(far & away, 0, -advantages * r * weights)))
+
+
+def _gspo(
+    log_prob: Floats, old: Floats, advantages: Floats, clip_low: float, clip_high: float, log_ratio: float = 1
+) -> Floats:
+    r = np.exp(log_ratio * (log_prob - old).mean(axis=1))
+    return np.asarray(np.mean(_surrogate(r, advantages, 1 - clip_low, 1 + clip_high)))
 
 
 def _nft(
@@ -161,17 +170,20 @@ def _grpo_tokens(
     log_prob: Floats, old: Floats, reference: Floats, advantages: Floats, mask: Floats, clip_low: float,
     clip_high: float, beta: float, reduce: str, ratio_log_prob: Floats | None = None, kl_log_prob: Floats | None = None,
     free_advantages: Floats | None = None, clipped_advantages: Floats | None = None, kl_mask: Floats | None = None,
-    sum_mask: Floats | None = None, count_mask: Floats | None = None,
+    sum_mask: Floats | None = None, count_mask: Floats | None = None, kl: str = "k3",
 ) -> Floats:
     d, r = reference - _or(kl_log_prob, log_prob), np.exp(_or(ratio_log_prob, log_prob) - old)
     free, clipped = _or(free_advantages, advantages)[:, None], _or(clipped_advantages, advantages)[:, None]
     losses, summed = _surrogate(r, free, 1 - clip_low, 1 + clip_high, clipped), _or(sum_mask, mask)
-    losses, count = losses * summed + beta * (np.expm1(d) - d) * _or(kl_mask, summed), _or(count_mask, mask)
+    losses, count = losses * summed + beta * _KL[kl](d) * _or(kl_mask, summed), _or(count_mask, mask)
     if reduce == "sample_mean":
         return np.asarray(np.mean(losses.sum(axis=1) / np.maximum(count.sum(axis=1), 1)))
     return losses.sum() / (np.maximum(count.sum(), 1) if reduce == "token_mean" else mask.size)
 
 
+_KL: dict[str, Callable[[Floats], Floats]] = {
+    "k3": lambda d: np.expm1(d) - d, "k1": lambda d: -d, "k2": lambda d: d * d / 2
+}
 _kernel = functools.lru_cache(4096)(transition.kernel)  # the cases share few
 
 
@@ -179,15 +191,17 @@ def _log_prob(name: str) -> Callable[..., Floats]:
     def log_prob(
         x: Floats, v: Floats, next: Floats, sigmas: Floats, step: int, noise_level: float, log_prob_kind: str,
         reduce: str, noise_step: int | None = None, mean_step: int | None = None, noise: str = "noise_std",
-        exponent: float = 1, ln_noise: float = 1, ln_2_pi: float = 1,
+        logarithm_of: str = "", exponent: float = 1, score: float = 1, ln_noise: float = 1, ln_2_pi: float = 1,
     ) -> Floats:
         k = _kernel(name, noise_level, tuple(sigmas), _or(noise_step, step))
-        n = k.std_dev_t if noise == "std_dev_t" else k.noise_std
         of_mean = _kernel(name, noise_level, tuple(sigmas), _or(mean_step, step))
-        off = next - of_mean.mean(x, v).astype(np.float32)
-        value = -exponent * (off**2) / (1 if log_prob_kind == "squared" else 2 * n**2)
+        mean = of_mean.mean(x, v)
+        if score != 1:  # the rest of the mean is that of a step without noise
+            mean += (score - 1) * (mean - x - (of_mean.sigma_next - of_mean.sigma) * v)
+        value = -exponent * ((next - mean.astype(np.float32)) ** 2)
+        value = value / (1 if log_prob_kind == "squared" else 2 * getattr(k, noise) ** 2)
         if log_prob_kind == "density":
-            value = value - ln_noise * np.log(n) - ln_2_pi * 0.5 * np.log(2 * np.pi)
+            value = value - ln_noise * np.log(getattr(k, logarithm_of or noise)) - ln_2_pi * 0.5 * np.log(2 * np.pi)
         return np.asarray(value.sum() if reduce == "sum" else value.mean())
 
     return log_prob
@@ -245,8 +259,7 @@ def _token(
 
 FORMULAS: dict[str, Callable[..., Any]] = {
     "losses/ppo": _ppo, "losses/grpo_guard": _ppo, "losses/flow_dppo": _dppo, "losses/diffusion_nft": _nft,
-    "losses/gspo": lambda log_prob, old, advantages, clip_low, clip_high: np.mean(_surrogate(
-        np.exp((log_prob - old).mean(axis=1)), advantages, 1 - clip_low, 1 + clip_high)),
+    "losses/gspo": _gspo,
     "losses/dpo": lambda log_prob, base, dpo_beta: np.mean(np.logaddexp(
         0, dpo_beta * (log_prob - base) @ np.array([-1.0, 1.0]))),
     "losses/grpo_tokens": _grpo_tokens,
@@ -264,16 +277,20 @@ FORMULAS: dict[str, Callable[..., Any]] = {
 """The formula of each set."""
 _ANCHORED = {"losses/diffusion_nft"}
 _CLIPS = {"lower_clip": "clip", "upper_clip": "clip"}
-_TERMS = {"noise_step": "step", "mean_step": "step", "noise": "", "exponent": "", "ln_noise": "", "ln_2_pi": ""}
+_TERMS = {
+    "noise_step": "step", "mean_step": "step", "noise": "noise_std std_dev_t", "logarithm_of": "noise_std std_dev_t",
+    "exponent": "", "score": "", "ln_noise": "", "ln_2_pi": "",
+}
 _USES: dict[str, dict[str, str]] = {
-    "losses/ppo": _CLIPS, "losses/grpo_guard": _CLIPS | {"log_ratio_noise_std": "noise_std"},
+    "losses/ppo": _CLIPS, "losses/grpo_guard": _CLIPS | {"log_ratio_noise_std": "noise_std", "drift": ""},
+    "losses/flow_dppo": {"far_advantages": "advantages"}, "losses/gspo": {"log_ratio": ""},
     "losses/grpo_tokens": {
         "ratio_log_prob": "log_prob", "kl_log_prob": "log_prob", "free_advantages": "advantages",
         "clipped_advantages": "advantages", "kl_mask": "mask", "sum_mask": "mask", "count_mask": "mask",
+        "kl": "k3 k1 k2",
     },
     "advantages/flow_grpo": {"centre_rewards": "rewards"},
     **{f"transitions/{t}": _TERMS for t, is_ in TRANSITIONS.items() if is_.get("stochastic")},
 }  # fmt: skip
 """Where a formula uses an input in several places: the places, which may be taken otherwise alone. Those of no input
-are factors of its terms, 1."""
-_NOISES = {"choices": ["noise_std", "std_dev_t"]}
+are factors of its terms, 1, or choices of its own."""

@@ -170,20 +170,21 @@ def compared(
         findings.append(finding)
         if off <= allowed:
             finding.state, finding.says = "agrees", f"the formula, in {len(measured)} cases"
-        elif off <= way.set.tolerance.get("float32", 0):
-            finding.says = f"the formula as near as float32 has it, and it got {dtype}"
         elif not all(np.isfinite(m).all() for m in measured):
             finding.state, finding.says = "unexplained", "not finite"
         elif by and not any(m.any() for m in measured):
             finding.says = f"0: nothing flows to {by}"
         else:
-            near = max(allowed, _DIFFERENCES if by else 0)
+            near, rounded = max(allowed, _DIFFERENCES if by else 0), off <= way.set.tolerance.get("float32", 0)
             held = [f for f in fits if f.holds(of, measured, near)]
             fits = held or fits
-            found = held or fit.explain([way] if by else ways, measured, near, of, 1 if by else most)
+            found = held or fit.explain([way] if by else ways, measured, near, of, 1 if by or rounded else most)
             says = ", or ".join([f.words for f in found if f.way is found[0].way][:4])
-            finding.says = "that of its value: " * bool(held) + says or _by_choice(way, measured, near, of)
-            if not finding.says:
+            says = says if says or rounded else _by_choice(way, measured, near, of)
+            finding.says = "that of its value: " * bool(held) + says
+            if not says and rounded:
+                finding.says = f"the formula as near as float32 has it, and it got {dtype}"
+            elif not says:
                 finding.state, finding.says = "unexplained", _worst(want, measured)
             elif not by and found:
                 fits, way = found, found[0].way
