@@ -43,13 +43,18 @@ func (p *prover) findUpdate() (*schemas.Update, error) {
 	return p.updateOf(p.report.Weights, whose, fmt.Sprintf("version %d", p.options.Version)), nil
 }
 
+// of reports whether weights are those of the lane and tenant that are asked for.
+func (o *Options) of(l schemas.Lineage) bool {
+	return (o.Lane == "" || o.Lane == l.Lane) && (o.Tenant == "" || o.Tenant == l.Tenant)
+}
+
 // whose returns the lane and tenant whose weights are asked for: those of the newest update, if they are not named. Of
 // several tenants with updates one must be named.
 func (p *prover) whose() (whose schemas.Lineage, err error) {
 	step, tenants := int64(0), []string{}
 	for _, u := range p.archive.updates {
 		of := u.Lineage()
-		if o := &p.options; o.Lane != "" && o.Lane != of.Lane || o.Tenant != "" && o.Tenant != of.Tenant {
+		if !p.options.of(of) {
 			continue
 		}
 		if !slices.Contains(tenants, string(of.Tenant)) {
@@ -146,7 +151,7 @@ func (p *prover) ofAdapter() (*schemas.Update, error) {
 	sum := sha256.Sum256(a.File())
 	digest := hex.EncodeToString(sum[:])
 	for _, policy := range p.archive.policies {
-		if policy.Adapter == nil || policy.Adapter.File.Digest != digest {
+		if policy.Adapter == nil || policy.Adapter.File.Digest != digest || !p.options.of(policy.Lineage()) {
 			continue
 		}
 		if !p.sameConfig(a, policy) {
@@ -184,7 +189,9 @@ func (p *prover) sameConfig(a *lora.Adapter, policy *schemas.Policy) bool {
 
 // averageOf returns the first update whose running average has a digest; nil: there is none.
 func (p *prover) averageOf(digest string) *schemas.Update {
-	i := slices.IndexFunc(p.archive.updates, func(u *schemas.Update) bool { return u.AverageDigest == digest })
+	i := slices.IndexFunc(p.archive.updates, func(u *schemas.Update) bool {
+		return u.AverageDigest == digest && p.options.of(u.Lineage())
+	})
 	if i < 0 {
 		return nil
 	}
@@ -193,10 +200,10 @@ func (p *prover) averageOf(digest string) *schemas.Update {
 
 // nearest says how a file differs from the adapter of the archive that is most like it.
 func (p *prover) nearest(file []byte, digest string) string {
-	least, said := len(file)+1, fmt.Sprintf("%s: SHA-256 %.16s is that of no version of the archive",
-		lora.PEFTWeights, digest)
+	least, said := len(file)+1, fmt.Sprintf("%s: SHA-256 %.16s is that of no version%s in the archive",
+		lora.PEFTWeights, digest, ofTenant(p.options.Lane.Of(p.options.Tenant)))
 	for _, policy := range p.archive.policies {
-		if policy.Adapter == nil {
+		if policy.Adapter == nil || !p.options.of(policy.Lineage()) {
 			continue
 		}
 		other := p.archive.blobs[policy.Adapter.File.Digest]
