@@ -252,16 +252,36 @@ func (p *prover) advantagesAgain(ctx context.Context, groups []schemas.TrainedGr
 			}
 			n++
 		}
-		if now := made[g.UID]; !reflect.DeepEqual(now.Credits, g.Credits) ||
-			!reflect.DeepEqual(now.Branches, g.Branches) {
+		now := *made[g.UID]
+		if !reflect.DeepEqual(now.Credits, g.Credits) || !reflect.DeepEqual(now.Branches, g.Branches) {
 			return Broken, fmt.Sprintf("%s: advantages of its stages, tracks or branches are others", g.UID), nil
+		}
+		now.RefilledBy = g.RefilledBy // the pass asks for no samples
+		if other := otherFields(g.Advantage, &now); len(other) > 0 {
+			return Broken, fmt.Sprintf("%s: its result has other %s", g.UID, strings.Join(other, ", ")), nil
 		}
 	}
 	return Holds, fmt.Sprintf("%d advantages of %s are the same again", n, groups[0].Estimator), nil
 }
 
-// closeAgain has the advantage service close the groups of a pass, whose rewards are stored. refused is why it takes one
-// of them for none of its group, which then never closes.
+// otherFields returns the names of what differs between a result and the one that was made again, but for what is of
+// the run, of places in streams and of when it was made.
+func otherFields(was, now *schemas.Advantage) (names []string) {
+	a, b := reflect.ValueOf(was).Elem(), reflect.ValueOf(now).Elem()
+	for _, f := range schemas.Fields(a.Type()) {
+		switch f.Name {
+		case "v", "run", "source_run", "opened", "closed", "members", "error", "refill":
+			continue
+		}
+		if x, y := f.In(a), f.In(b); !reflect.DeepEqual(x.Interface(), y.Interface()) {
+			names = append(names, f.Name)
+		}
+	}
+	return names
+}
+
+// closeAgain has the advantage service close the groups of a pass, whose rewards are stored. refused is why it takes
+// one of them for none of its group, which then never closes.
 func (p *prover) closeAgain(ctx context.Context, source *rescore.Source, pass schemas.Run,
 ) (made map[schemas.UID]*schemas.Advantage, refused string, err error) {
 	work, stop := context.WithCancel(ctx)
@@ -311,6 +331,12 @@ func (p *prover) promptsAgain(_ context.Context, groups []schemas.TrainedGroup, 
 			return Unchecked, lacks, nil
 		}
 		n, err := p.checkRequests(record, asked, policies, g.Trajectories)
+		copied := *record
+		copied.Stages = nil
+		o := p.archive.openings[g.UID]
+		if err == nil && o != nil && !reflect.DeepEqual(schemas.GroupRecord(*o), copied) {
+			err = errors.New("what opened it is not its record")
+		}
 		if err != nil {
 			return Broken, fmt.Sprintf("%s: %v", g.UID, err), nil
 		}
@@ -325,11 +351,6 @@ func (p *prover) promptsAgain(_ context.Context, groups []schemas.TrainedGroup, 
 func (p *prover) checkRequests(record *schemas.GroupRecord, asked prompt, policies []*schemas.Policy,
 	trajectories []*schemas.Trajectory,
 ) (n int, err error) {
-	copied := *record
-	copied.Stages = nil
-	if o := p.archive.openings[record.UID]; o != nil && !reflect.DeepEqual((*schemas.GroupRecord)(o), &copied) {
-		return 0, errors.New("what opened it is not its record")
-	}
 	asked.UID = asked.GroupUID(record.Group.PromptSeq)
 	origin := intake.Origin{Seq: record.Group.PromptSeq, Created: asked.stored}
 	for _, r := range record.Group.Reward {

@@ -179,7 +179,7 @@ func (p *prover) walk(ctx context.Context, name string, file io.ReadSeeker) erro
 	}
 	for i, u := range updates {
 		if i > 0 {
-			_ = p.checkVersion(u.Lineage(), u.PolicyVersion) // one that is missing the chain has named
+			p.checkMade(u)
 		}
 		of := nameOf(u)
 		groups := p.checkBatch(u, of)

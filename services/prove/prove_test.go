@@ -199,6 +199,11 @@ func forgedOf[E any, P interface {
 // An archive that was made anew around a forged event shows the link that does not hold; what lacks is unchecked.
 func TestRun_Forged(t *testing.T) {
 	all := func(kind string) string { return schemas.Address{Kind: kind, Run: "signs-proof"}.Filter() }
+	update := func(change func(e *schemas.Update)) func(t *testing.T) []byte {
+		return func(t *testing.T) []byte {
+			return forged(t, schemas.StreamUpdates, all(schemas.KindUpdate), change)
+		}
+	}
 	for name, of := range map[string]struct {
 		archive func(t *testing.T) []byte
 		want    string
@@ -218,6 +223,13 @@ func TestRun_Forged(t *testing.T) {
 				e.WeightsBefore = strings.Repeat("0", 64)
 			})
 		}, "chain update 2: broken"},
+		"weights of another version":  {update(func(e *schemas.Update) { e.PolicyVersion = 1 }), "weights update 2: broken"},
+		"a version that is not there": {update(func(e *schemas.Update) { e.PolicyVersion = 9 }), "weights update 2: unchecked"},
+		"a mean": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamAdvantages, all(schemas.KindAdvantage), func(e *schemas.Advantage) {
+				*e.Mean += 1e-9
+			})
+		}, "advantages update 2: broken"},
 		"a reward of a larger group": {func(t *testing.T) []byte {
 			return forged(t, schemas.StreamRewards, all(schemas.KindReward), func(e *schemas.Reward) { e.GroupSize++ })
 		}, "advantages update 2: broken"},

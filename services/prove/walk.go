@@ -35,7 +35,8 @@ func (p *prover) findUpdate() (*schemas.Update, error) {
 			func(u *schemas.Update) bool { return u.Lineage() != whose })
 		newest := slices.MaxFunc(updates, func(a, b *schemas.Update) int { return int(a.Step - b.Step) })
 		p.report.Weights = newest.WeightsDigest
-		return newest, p.checkVersion(whose, newest.PolicyVersion)
+		p.checkMade(newest)
+		return newest, nil
 	}
 	if err := p.checkVersion(whose, p.options.Version); err != nil {
 		return nil, err
@@ -87,16 +88,38 @@ func ofTenant(l schemas.Lineage) string {
 	return " of " + string(l.Tenant)
 }
 
+// checkMade adds the link that the version which an update names has the weights that it made.
+func (p *prover) checkMade(u *schemas.Update) {
+	policy, of := p.version(u.Lineage(), u.PolicyVersion), nameOf(u)
+	switch {
+	case policy == nil:
+		p.add(LinkWeights, of, Unchecked, "version %d, which has its weights, is not in the archive", u.PolicyVersion)
+	case u.WeightsDigest != "" && u.WeightsDigest != policy.WeightsDigest:
+		p.add(LinkWeights, of, Broken, "it made %.16s, version %d has %.16s", u.WeightsDigest, u.PolicyVersion,
+			policy.WeightsDigest)
+	default:
+		_ = p.checkVersion(u.Lineage(), u.PolicyVersion) // it is there
+	}
+}
+
+// version returns a version in the archive; nil: it is not there.
+func (p *prover) version(whose schemas.Lineage, version int64) *schemas.Policy {
+	for _, x := range p.archive.policies {
+		if x.PolicyVersion == version && x.Lineage() == whose {
+			return x
+		}
+	}
+	return nil
+}
+
 // checkVersion adds the link that the file of a version in the archive gives the digest of its weights.
 func (p *prover) checkVersion(whose schemas.Lineage, version int64) error {
-	i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool {
-		return x.PolicyVersion == version && x.Lineage() == whose
-	})
-	if i < 0 {
+	policy := p.version(whose, version)
+	if policy == nil {
 		return &SettingError{fmt.Errorf("version %d%s: not in the archive; must be one of %v", version,
 			ofTenant(whose), p.versions(whose))}
 	}
-	of, policy := fmt.Sprintf("version %d%s", version, ofTenant(whose)), p.archive.policies[i]
+	of := fmt.Sprintf("version %d%s", version, ofTenant(whose))
 	if p.report.Weights == "" {
 		p.report.Weights = policy.WeightsDigest
 	}
