@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 )
 
 // GroupRecord describes the group of a prompt. Intake stores it before it asks for the first
@@ -152,6 +153,26 @@ func (e *GroupRecord) Differences(other *GroupRecord) []string {
 		return []string{"negative_prompt (absent or empty), rollout, start, stop, scheduled_sampling, messages or text"}
 	}
 	return names
+}
+
+// MadeAgain returns an error for each field in which the record differs from the one that its prompt was resolved to
+// again, joined. What depends on when that was may differ: the group's times, and what its steps take.
+func (e *GroupRecord) MadeAgain(again *GroupRecord) (err error) {
+	got, want := *e, *again
+	want.Group.Created, want.Group.Deadline = e.Group.Created, e.Group.Deadline
+	if !got.Group.Same(&want.Group) {
+		err = errors.New("group: not that of the prompt")
+	}
+	digest := e.PromptDigest
+	if len(e.Stages) > 0 {
+		digest, _ = e.StagesDigest()
+	}
+	if digest != again.PromptDigest || digest != e.PromptDigest {
+		err = errors.Join(err, fmt.Errorf("its record has other %s", strings.Join(e.Differences(again), ", ")))
+	}
+	want.V, want.StepBytes, want.PromptDigest, want.Stages, want.Group = e.V, e.StepBytes, e.PromptDigest, e.Stages,
+		e.Group
+	return errors.Join(append(differences(&got, &want), err)...)
 }
 
 // checkRules checks that an accepted prompt has its digests and its lane.

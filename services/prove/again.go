@@ -10,6 +10,9 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/meander-rl/meander/pkg/bus"
 	"github.com/meander-rl/meander/pkg/view"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/advantage"
@@ -235,13 +238,9 @@ func (p *prover) advantagesAgain(ctx context.Context, groups []schemas.TrainedGr
 			}
 		}
 	}
-	work, stop := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- advantage.Run(work, p.options.Advantage, p.bus, p.options.Log) }()
-	made, err := source.Advantages(ctx, p.bus, pass)
-	stop()
-	if err := errors.Join(err, <-done); err != nil {
-		return "", "", err
+	made, refused, err := p.closeAgain(ctx, source, pass)
+	if err != nil || refused != "" {
+		return Broken, refused, err
 	}
 	n := 0
 	for _, g := range groups {
@@ -253,12 +252,65 @@ func (p *prover) advantagesAgain(ctx context.Context, groups []schemas.TrainedGr
 			}
 			n++
 		}
-		if now := made[g.UID]; !reflect.DeepEqual(now.Credits, g.Credits) ||
-			!reflect.DeepEqual(now.Branches, g.Branches) {
+		now := *made[g.UID]
+		if !reflect.DeepEqual(now.Credits, g.Credits) || !reflect.DeepEqual(now.Branches, g.Branches) {
 			return Broken, fmt.Sprintf("%s: advantages of its stages, tracks or branches are others", g.UID), nil
+		}
+		now.RefilledBy = g.RefilledBy // the pass asks for no samples
+		if other := otherFields(g.Advantage, &now); len(other) > 0 {
+			return Broken, fmt.Sprintf("%s: its result has other %s", g.UID, strings.Join(other, ", ")), nil
 		}
 	}
 	return Holds, fmt.Sprintf("%d advantages of %s are the same again", n, groups[0].Estimator), nil
+}
+
+// otherFields returns the names of what differs between a result and the one that was made again, but for what is of
+// the run, of places in streams and of when it was made.
+func otherFields(was, now *schemas.Advantage) (names []string) {
+	a, b := reflect.ValueOf(was).Elem(), reflect.ValueOf(now).Elem()
+	for _, f := range schemas.Fields(a.Type()) {
+		switch f.Name {
+		case "v", "run", "source_run", "opened", "closed", "members", "error", "refill":
+			continue
+		}
+		if x, y := f.In(a), f.In(b); !reflect.DeepEqual(x.Interface(), y.Interface()) {
+			names = append(names, f.Name)
+		}
+	}
+	return names
+}
+
+// closeAgain has the advantage service close the groups of a pass, whose rewards are stored. refused is why it takes
+// one of them for none of its group, which then never closes.
+func (p *prover) closeAgain(ctx context.Context, source *rescore.Source, pass schemas.Run,
+) (made map[schemas.UID]*schemas.Advantage, refused string, err error) {
+	work, stop := context.WithCancel(ctx)
+	var beside errgroup.Group
+	beside.Go(func() error { return advantage.Run(work, p.options.Advantage, p.bus, p.options.Log) })
+	await, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	beside.Go(func() error {
+		for m, err := range p.bus.Read(work, schemas.StreamDead,
+			[]string{schemas.Address{Kind: schemas.KindDead, Run: pass}.Filter()}, bus.ReadOptions{Live: true}) {
+			var dead schemas.Dead
+			if err == nil {
+				err = bus.Fits(m, &dead)
+			}
+			if err == nil {
+				refused = fmt.Sprintf("a reward of %s is refused: %s", dead.UID, dead.Reason)
+				giveUp()
+			}
+			return err
+		}
+		return nil
+	})
+	made, err = source.Advantages(await, p.bus, pass)
+	stop()
+	failed := beside.Wait()
+	if refused != "" {
+		err = nil // of the wait that was given up
+	}
+	return made, refused, errors.Join(err, failed)
 }
 
 // promptsAgain makes the requests of the groups again out of their prompts, and compares them with what the samples say
@@ -278,55 +330,78 @@ func (p *prover) promptsAgain(_ context.Context, groups []schemas.TrainedGroup, 
 		if lacks != "" {
 			return Unchecked, lacks, nil
 		}
-		asked.UID = asked.GroupUID(record.Group.PromptSeq)
-		origin := intake.Origin{Seq: record.Group.PromptSeq, Created: asked.stored}
-		for _, r := range record.Group.Reward {
-			origin.Reward = append(origin.Reward, r.Name)
+		n, err := p.checkRequests(record, asked, policies, g.Trajectories)
+		copied := *record
+		copied.Stages = nil
+		o := p.archive.openings[g.UID]
+		if err == nil && o != nil && !reflect.DeepEqual(schemas.GroupRecord(*o), copied) {
+			err = errors.New("what opened it is not its record")
 		}
-		if len(record.Stages) > 0 { // that their requests follow from this record is a fact of the trajectories
-			made, err := intake.ResolveStages(p.archive.run, asked.Prompt, policies, origin)
-			if err == nil && made.Record.PromptDigest != record.PromptDigest {
-				err = fmt.Errorf("its record has other %s", strings.Join(record.Differences(made.Record), ", "))
-			}
-			if err != nil {
-				return Broken, fmt.Sprintf("%s: %v", g.UID, err), nil
-			}
-			requests += len(record.Stages)
-			continue
-		}
-		made, err := intake.Resolve(p.archive.run, asked.Prompt, policies[0], origin)
 		if err != nil {
 			return Broken, fmt.Sprintf("%s: %v", g.UID, err), nil
 		}
-		for i, t := range g.Trajectories {
-			if t == nil {
-				continue
-			}
-			r := made[i]
-			r.Group.Deadline, r.Group.Created = t.Group.Deadline, t.Group.Created
-			err := r.AnsweredBy(t)
-			if err == nil {
-				err = p.checkRule(r)
-			}
-			if err != nil {
-				return Broken, fmt.Sprintf("%s #%d: %v", g.UID, i, err), nil
-			}
-			requests++
-		}
+		requests += n
 	}
 	return Holds, fmt.Sprintf("%d requests follow from %d prompts, such as %q", requests, len(groups),
 		p.archive.records[groups[0].UID].Prompt), nil
 }
 
-// policiesOf returns the models of the lane of a group or of each of its stages, nil where an interaction makes it;
-// lacks: one is not in the archive.
+// checkRequests makes the requests of a group again, and counts them: its record must be that of the first, and each
+// sample must answer its own. Those of later stages follow from the record, which is a fact of the trajectories.
+func (p *prover) checkRequests(record *schemas.GroupRecord, asked prompt, policies []*schemas.Policy,
+	trajectories []*schemas.Trajectory,
+) (n int, err error) {
+	asked.UID = asked.GroupUID(record.Group.PromptSeq)
+	origin := intake.Origin{Seq: record.Group.PromptSeq, Created: asked.stored}
+	for _, r := range record.Group.Reward {
+		origin.Reward = append(origin.Reward, r.Name)
+	}
+	if len(record.Stages) > 0 {
+		made, err := intake.ResolveStages(p.archive.run, asked.Prompt, policies, origin)
+		if err != nil {
+			return 0, err
+		}
+		return len(record.Stages), record.MadeAgain(made.Record)
+	}
+	made, err := intake.Resolve(p.archive.run, asked.Prompt, policies[0], origin)
+	if err != nil {
+		return 0, err
+	}
+	first, err := made[0].Record()
+	if err != nil {
+		return 0, err
+	}
+	if err := record.MadeAgain(first); err != nil {
+		return 0, err
+	}
+	for i, t := range trajectories {
+		if t == nil {
+			continue
+		}
+		r := made[i]
+		r.Group.Deadline, r.Group.Created = record.Group.Deadline, record.Group.Created
+		if err = r.AnsweredBy(t); err == nil {
+			err = p.checkRule(r)
+		}
+		if err != nil {
+			return 0, fmt.Errorf("#%d: %w", i, err)
+		}
+		n++
+	}
+	return n, nil
+}
+
+// policiesOf returns the models of the lane of a group, of its checkpoint, or of each of its stages, nil where an
+// interaction makes it; lacks: one is not in the archive.
 func (p *prover) policiesOf(record *schemas.GroupRecord) (list []*schemas.Policy, lacks string) {
 	stages := record.Group.Stages
 	if len(stages) == 0 {
 		stages = []schemas.GroupStage{{Lane: record.Lane, Tenant: record.Tenant}}
 	}
 	for _, s := range stages {
-		i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool { return x.Lineage() == s.Lineage() })
+		i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool {
+			return x.Lineage() == s.Lineage() && (len(record.Stages) > 0 || x.BaseDigest == record.BaseDigest)
+		})
 		switch {
 		case s.Kind == schemas.StageInteraction:
 			list = append(list, nil)

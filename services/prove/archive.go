@@ -22,6 +22,7 @@ type archive struct {
 	blobs        map[string][]byte // those of the adapters, by digest
 	batches      map[string]*schemas.Batch
 	records      map[schemas.UID]*schemas.GroupRecord
+	openings     map[schemas.UID]*schemas.Opening
 	advantages   map[schemas.UID]*schemas.Advantage
 	trajectories map[uint64]*schemas.Trajectory // by sequence
 	rewards      map[schemas.UID][]*schemas.Reward
@@ -42,7 +43,7 @@ type prompt struct {
 func (p *prover) readArchive(file io.ReadSeeker) bool {
 	a := &archive{
 		blobs: map[string][]byte{}, batches: map[string]*schemas.Batch{},
-		records:    map[schemas.UID]*schemas.GroupRecord{},
+		records: map[schemas.UID]*schemas.GroupRecord{}, openings: map[schemas.UID]*schemas.Opening{},
 		advantages: map[schemas.UID]*schemas.Advantage{}, trajectories: map[uint64]*schemas.Trajectory{},
 		prompts: map[uint64]prompt{}, rewards: map[schemas.UID][]*schemas.Reward{},
 		ratings:     map[schemas.UID][]*schemas.Rating{},
@@ -98,6 +99,8 @@ func (a *archive) keep(e *export.Entry) error {
 		a.batches[of.Batch] = of
 	case *schemas.GroupRecord:
 		a.run, a.records[of.UID] = of.Run, of
+	case *schemas.Opening:
+		a.openings[of.UID] = of
 	case *schemas.Advantage:
 		a.run, a.advantages[of.UID] = of.Run, of
 	case *schemas.Reward:

@@ -73,7 +73,7 @@ type Options struct {
 	// Adapter is a file or folder of an adapter; empty: the weights of Version, -1: of the newest update.
 	Adapter string
 	Version int64
-	// Tenant and Lane are whose weights a Version is of; empty: of the only one that has updates in the archive.
+	// Tenant and Lane are whose weights are meant; empty: for a Version the only ones that have updates in the archive.
 	Tenant schemas.Tenant
 	Lane   schemas.Lane
 	// Samples is how many samples of a batch are computed again, in whole groups; All: all, of all updates back to the
@@ -183,7 +183,7 @@ func (p *prover) walk(ctx context.Context, name string, file io.ReadSeeker) erro
 	}
 	for i, u := range updates {
 		if i > 0 {
-			_ = p.checkVersion(u.Lineage(), u.PolicyVersion) // one that is missing the chain has named
+			p.checkMade(u)
 		}
 		of := nameOf(u)
 		groups := p.checkBatch(u, of)

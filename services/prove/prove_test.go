@@ -96,6 +96,16 @@ func TestRun_EveryLink(t *testing.T) {
 	}
 }
 
+// Of a tenant that is named no weights of another are proved.
+func TestRun_OtherTenant(t *testing.T) {
+	o := options()
+	o.Adapter, o.Tenant = proof+"adapter", "alice"
+	r, err := prove.Run(t.Context(), nil, "", bytes.NewReader(read(t, proof+"signs.tar")), o)
+	if err != nil || r.Proved || !strings.Contains(r.Links[1].What, "no version of alice in the archive") {
+		t.Errorf("%+v, %v", r.Links, err)
+	}
+}
+
 // A changed byte anywhere is found: one in each 4 KiB of the archive, in headers and lists, and in the adapter.
 func TestRun_ChangedByte(t *testing.T) {
 	archive := read(t, proof+"signs.tar")
@@ -189,6 +199,11 @@ func forgedOf[E any, P interface {
 // An archive that was made anew around a forged event shows the link that does not hold; what lacks is unchecked.
 func TestRun_Forged(t *testing.T) {
 	all := func(kind string) string { return schemas.Address{Kind: kind, Run: "signs-proof"}.Filter() }
+	update := func(change func(e *schemas.Update)) func(t *testing.T) []byte {
+		return func(t *testing.T) []byte {
+			return forged(t, schemas.StreamUpdates, all(schemas.KindUpdate), change)
+		}
+	}
 	for name, of := range map[string]struct {
 		archive func(t *testing.T) []byte
 		want    string
@@ -208,6 +223,36 @@ func TestRun_Forged(t *testing.T) {
 				e.WeightsBefore = strings.Repeat("0", 64)
 			})
 		}, "chain update 2: broken"},
+		"weights of another version":  {update(func(e *schemas.Update) { e.PolicyVersion = 1 }), "weights update 2: broken"},
+		"a version that is not there": {update(func(e *schemas.Update) { e.PolicyVersion = 9 }), "weights update 2: unchecked"},
+		"a mean": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamAdvantages, all(schemas.KindAdvantage), func(e *schemas.Advantage) {
+				*e.Mean += 1e-9
+			})
+		}, "advantages update 2: broken"},
+		"a reward of a larger group": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamRewards, all(schemas.KindReward), func(e *schemas.Reward) { e.GroupSize++ })
+		}, "advantages update 2: broken"},
+		"the text of a record": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamGroups, all(schemas.KindGroup), func(e *schemas.GroupRecord) {
+				e.Prompt = "another"
+			})
+		}, "prompts update 2: broken"},
+		"a reward of a record": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamGroups, all(schemas.KindGroup), func(e *schemas.GroupRecord) {
+				*e.Group.Reward[0].Weight += 1e-9
+			})
+		}, "prompts update 2: broken"},
+		"the settings of a record": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamGroups, all(schemas.KindGroup), func(e *schemas.GroupRecord) {
+				e.PromptDigest = "blake3:" + strings.Repeat("0", 64)
+			})
+		}, "prompts update 2: broken"},
+		"the copy of a record": {func(t *testing.T) []byte {
+			return forged(t, schemas.StreamRewards, all(schemas.KindOpening), func(e *schemas.Opening) {
+				e.Group.Reward = e.Group.Reward[:1]
+			})
+		}, "prompts update 2: broken"},
 		"an update of another trainer": {func(t *testing.T) []byte {
 			return forged(t, schemas.StreamUpdates, all(schemas.KindUpdate), func(e *schemas.Update) {
 				e.BatchDigest, e.WeightsBefore = "", ""
@@ -331,8 +376,11 @@ func TestRun_Trainer(t *testing.T) {
 		want    prove.Link
 	}{
 		"holds": {
-			say(`'{"link": "update", "verdict": "holds", "what": "'$1 $2 $3'"}'`),
-			prove.Link{Link: "update", Of: "update 2", Verdict: "holds", What: "--replay signs.tar@2 --json"},
+			say(`'{"link": "update", "verdict": "holds", "what": "'$*'"}'`),
+			prove.Link{
+				Link: "update", Of: "update 2", Verdict: "holds",
+				What: "--replay signs.tar@2 --json --lane signs --tenant main --trainer trainer",
+			},
 		},
 		"broken": {
 			say(`'{"link": "update", "verdict": "broken", "what": "off"}'; exit 1`),

@@ -24,7 +24,8 @@ func (p *prover) replay(ctx context.Context, archive string, u *schemas.Update, 
 		p.add(LinkUpdate, of, Unchecked, "it does not tell its settings: an older or another trainer")
 		return nil
 	}
-	args := append(slices.Clone(p.options.Trainer[1:]), "--replay", fmt.Sprintf("%s@%d", archive, u.Step), "--json")
+	args := append(slices.Clone(p.options.Trainer[1:]), "--replay", fmt.Sprintf("%s@%d", archive, u.Step), "--json",
+		"--lane", string(u.Lane), "--tenant", string(u.Lineage().Tenant), "--trainer", u.Trainer)
 	c := exec.CommandContext(ctx, p.options.Trainer[0], args...)
 	var said strings.Builder
 	c.Stderr = &said

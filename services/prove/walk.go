@@ -35,12 +35,18 @@ func (p *prover) findUpdate() (*schemas.Update, error) {
 			func(u *schemas.Update) bool { return u.Lineage() != whose })
 		newest := slices.MaxFunc(updates, func(a, b *schemas.Update) int { return int(a.Step - b.Step) })
 		p.report.Weights = newest.WeightsDigest
-		return newest, p.checkVersion(whose, newest.PolicyVersion)
+		p.checkMade(newest)
+		return newest, nil
 	}
 	if err := p.checkVersion(whose, p.options.Version); err != nil {
 		return nil, err
 	}
 	return p.updateOf(p.report.Weights, whose, fmt.Sprintf("version %d", p.options.Version)), nil
+}
+
+// of reports whether weights are those of the lane and tenant that are asked for.
+func (o *Options) of(l schemas.Lineage) bool {
+	return (o.Lane == "" || o.Lane == l.Lane) && (o.Tenant == "" || o.Tenant == l.Tenant)
 }
 
 // whose returns the lane and tenant whose weights are asked for: those of the newest update, if they are not named. Of
@@ -49,7 +55,7 @@ func (p *prover) whose() (whose schemas.Lineage, err error) {
 	step, tenants := int64(0), []string{}
 	for _, u := range p.archive.updates {
 		of := u.Lineage()
-		if o := &p.options; o.Lane != "" && o.Lane != of.Lane || o.Tenant != "" && o.Tenant != of.Tenant {
+		if !p.options.of(of) {
 			continue
 		}
 		if !slices.Contains(tenants, string(of.Tenant)) {
@@ -82,16 +88,38 @@ func ofTenant(l schemas.Lineage) string {
 	return " of " + string(l.Tenant)
 }
 
+// checkMade adds the link that the version which an update names has the weights that it made.
+func (p *prover) checkMade(u *schemas.Update) {
+	policy, of := p.version(u.Lineage(), u.PolicyVersion), nameOf(u)
+	switch {
+	case policy == nil:
+		p.add(LinkWeights, of, Unchecked, "version %d, which has its weights, is not in the archive", u.PolicyVersion)
+	case u.WeightsDigest != "" && u.WeightsDigest != policy.WeightsDigest:
+		p.add(LinkWeights, of, Broken, "it made %.16s, version %d has %.16s", u.WeightsDigest, u.PolicyVersion,
+			policy.WeightsDigest)
+	default:
+		_ = p.checkVersion(u.Lineage(), u.PolicyVersion) // it is there
+	}
+}
+
+// version returns a version in the archive; nil: it is not there.
+func (p *prover) version(whose schemas.Lineage, version int64) *schemas.Policy {
+	for _, x := range p.archive.policies {
+		if x.PolicyVersion == version && x.Lineage() == whose {
+			return x
+		}
+	}
+	return nil
+}
+
 // checkVersion adds the link that the file of a version in the archive gives the digest of its weights.
 func (p *prover) checkVersion(whose schemas.Lineage, version int64) error {
-	i := slices.IndexFunc(p.archive.policies, func(x *schemas.Policy) bool {
-		return x.PolicyVersion == version && x.Lineage() == whose
-	})
-	if i < 0 {
+	policy := p.version(whose, version)
+	if policy == nil {
 		return &SettingError{fmt.Errorf("version %d%s: not in the archive; must be one of %v", version,
 			ofTenant(whose), p.versions(whose))}
 	}
-	of, policy := fmt.Sprintf("version %d%s", version, ofTenant(whose)), p.archive.policies[i]
+	of := fmt.Sprintf("version %d%s", version, ofTenant(whose))
 	if p.report.Weights == "" {
 		p.report.Weights = policy.WeightsDigest
 	}
@@ -146,7 +174,7 @@ func (p *prover) ofAdapter() (*schemas.Update, error) {
 	sum := sha256.Sum256(a.File())
 	digest := hex.EncodeToString(sum[:])
 	for _, policy := range p.archive.policies {
-		if policy.Adapter == nil || policy.Adapter.File.Digest != digest {
+		if policy.Adapter == nil || policy.Adapter.File.Digest != digest || !p.options.of(policy.Lineage()) {
 			continue
 		}
 		if !p.sameConfig(a, policy) {
@@ -184,7 +212,9 @@ func (p *prover) sameConfig(a *lora.Adapter, policy *schemas.Policy) bool {
 
 // averageOf returns the first update whose running average has a digest; nil: there is none.
 func (p *prover) averageOf(digest string) *schemas.Update {
-	i := slices.IndexFunc(p.archive.updates, func(u *schemas.Update) bool { return u.AverageDigest == digest })
+	i := slices.IndexFunc(p.archive.updates, func(u *schemas.Update) bool {
+		return u.AverageDigest == digest && p.options.of(u.Lineage())
+	})
 	if i < 0 {
 		return nil
 	}
@@ -193,10 +223,10 @@ func (p *prover) averageOf(digest string) *schemas.Update {
 
 // nearest says how a file differs from the adapter of the archive that is most like it.
 func (p *prover) nearest(file []byte, digest string) string {
-	least, said := len(file)+1, fmt.Sprintf("%s: SHA-256 %.16s is that of no version of the archive",
-		lora.PEFTWeights, digest)
+	least, said := len(file)+1, fmt.Sprintf("%s: SHA-256 %.16s is that of no version%s in the archive",
+		lora.PEFTWeights, digest, ofTenant(p.options.Lane.Of(p.options.Tenant)))
 	for _, policy := range p.archive.policies {
-		if policy.Adapter == nil {
+		if policy.Adapter == nil || !p.options.of(policy.Lineage()) {
 			continue
 		}
 		other := p.archive.blobs[policy.Adapter.File.Digest]

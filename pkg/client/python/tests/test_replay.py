@@ -54,7 +54,7 @@ def test_an_update_is_the_same_to_the_bit(run):
 
 def test_a_bundle_is_proved(run, binary):
     _, bundle, _ = run
-    links = "weights,chain,batch,trajectories,rewards,advantages,prompts"
+    links = "weights,chain,batch,sums,trajectories,rewards,advantages,prompts"
     done = subprocess.run([binary, "prove", "--archive", bundle, "--json", "--links", links], env=ENVIRONMENT,
                           capture_output=True)  # fmt: skip
     found = {x["link"]: x["verdict"] for x in json.loads(done.stdout)["links"]}
@@ -129,12 +129,36 @@ def test_a_changed_byte_is_named(run, tmp_path):
         made_again(tmp_path / "changed.tar")
 
 
+def test_a_changed_blob_is_named_whatever_the_list_says(run, tmp_path):
+    _, bundle, _ = run
+    archive = Archive.read(bundle)
+    digest, data = next(iter(archive.events.blobs.items()))
+    archive.events.blobs[digest] = data[:-1] + bytes([data[-1] ^ 1])
+    archive.events.write(tmp_path / "blob.tar")
+    with pytest.raises(EventError, match=digest):
+        made_again(tmp_path / "blob.tar")
+
+
+def test_of_several_trainers_one_is_named(run):
+    """Two tenants of a lane count their updates alike."""
+    signs, bundle, link = run
+    archive = Archive.read(bundle)
+    m = max(archive.events.streams["MDR_UPDATES"].values())
+    archive.events.add("MDR_UPDATES", Stored(m.seq + 1, m.subject.replace(".main.", ".alice."), m.data))
+    path = bundle.with_name("tenants.tar")
+    archive.events.write(path)
+    with pytest.raises(ValueError, match=r"signs.alice.trainer, signs.main.trainer; name one by .*--tenant"):
+        made_again(f"{path}@2")
+    assert made_again(f"{path}@2", tenant="main") == link == made_again("again@2", nats=signs, lane="signs")
+
+
 def test_flags_that_decide_nothing_are_refused(run):
     signs, bundle, _ = run
     with pytest.raises(ValueError, match="--updates: does not decide"):
         made_again(bundle, updates=3)
-    with pytest.raises(ValueError, match="told"):
-        made_again("again@9", nats=signs)
+    for lost in ("again@9", "again@0"):
+        with pytest.raises(ValueError, match="told"):
+            made_again(lost, nats=signs)
     with pytest.raises(ValueError, match="must be RUN@K"):
         made_again("again")
 

@@ -95,6 +95,8 @@ class Archive(Client):
                     folder, _, name = f.name.partition("/")
                     if f.name == "SHA256SUMS":
                         listed = data.decode()
+                    elif folder == "blobs" and sums[f.name] != name:
+                        raise ValueError(f"{f.name}: its bytes are not those that it names")
                     elif folder == "blobs":
                         events.blobs[name] = data
                     elif name:

@@ -36,7 +36,7 @@ _APART = 1e-2
 size, so that roundings of another processor or library decide the direction of those that are nearly 0."""
 _ROWS = 24  # of the table
 _PATIENCE = 1.0  # seconds to wait for a teacher to answer
-_PLACES = {"nats", "token", "credentials", "ca", "context", "trainer"}
+_PLACES = {"nats", "token", "credentials", "ca", "context", "lane", "tenant", "trainer"}
 """Settings that say where the update is."""
 
 
@@ -142,12 +142,15 @@ class _Replay:
 
     async def _update(self, client: Client) -> AnyEvent:
         """The event of the update."""
-        run = "*" if self.file else self.of
-        subject = f"{PREFIX}update.{run}.*.*.{self.given.get('trainer', '*')}.{self.number or '*'}"
-        try:
-            update = decode((await client.js.get_last_msg("MDR_UPDATES", subject)).data or b"")
-        except NotFoundError:
-            raise ValueError("no trainer told of this update") from None
+        lane, tenant, trainer = (self.given.get(k) or "*" for k in ("lane", "tenant", "trainer"))
+        number = "*" if self.number is None else self.number
+        subject = f"{PREFIX}update.{'*' if self.file else self.of}.{lane}.{tenant}.{trainer}.{number}"
+        found = {m.seq: m for m in (await client._many("MDR_UPDATES", [subject])).values()}
+        if not found:
+            raise ValueError("no trainer told of this update")
+        if len(who := {m.subject.rsplit(".", 1)[0].split(".", 4)[4] for m in found.values()}) > 1:
+            raise ValueError(f"updates of {', '.join(sorted(who))}; name one by --lane, --tenant, --trainer")
+        update = decode(found[max(found)].data)
         if not update["batches"] or not update.get("settings"):
             raise ValueError("it does not tell what it learned from, or its settings: another or an older trainer")
         return update
