@@ -78,8 +78,10 @@ func TestPolicy_Remove(t *testing.T) {
 	inEmptyDir(t)
 	t.Setenv("MEANDER_STORE", "store")
 	run := func(name string, more ...string) []string {
-		return append([]string{"run", "--run", name, "-n", "2", "--steps", "4", "--reward", "glyph", "--out", "-",
-			`a sign that says "FOX"`}, more...)
+		return append([]string{
+			"run", "--run", name, "-n", "2", "--steps", "4", "--reward", "glyph", "--out", "-",
+			`a sign that says "FOX"`,
+		}, more...)
 	}
 	push := []string{"policy", "push", adapter, "--tenant", "alice", "--wait", "0"}
 	expect(t, exitOK, "", run("first")...)
