@@ -59,6 +59,9 @@ func (v *Versions) Want(p *schemas.Policy) {
 // Forget lets go of a tenant that was removed: one of its name that is begun later has other weights under the same
 // numbers. It waits for a version that is being loaded.
 func (v *Versions) Forget(ctx context.Context, tenant schemas.Tenant) {
+	if tenant == schemas.TenantMain {
+		return // a lane always has it
+	}
 	unlock, err := v.lockLoads(ctx)
 	if err != nil {
 		return
