@@ -41,8 +41,9 @@ func (s *Set) Load(file string, environ []string) error {
 	return err
 }
 
-// foreignSection is the section of variables that others have too: no name in it is misspelt.
-const foreignSection = "NATS_"
+// foreignSection is the section of variables that others have too: no name in it is misspelt. pythonVariable is read by
+// what starts Python, in whichever program.
+const foreignSection, pythonVariable = "NATS_", "MEANDER_PYTHON"
 
 // loadEnv takes settings from the environment. An unknown variable with the prefix of the program, or of a section
 // (MEANDER_NATS_), is a fault: it is most likely misspelt.
@@ -56,7 +57,7 @@ func (s *Set) loadEnv(environ []string) error {
 			if err := s.flags[i].offer(text); err != nil {
 				errs = append(errs, fmt.Errorf("environment: %s: %w", name, err))
 			}
-		case slices.ContainsFunc(s.flags, func(v *flagValue) bool {
+		case name != pythonVariable && slices.ContainsFunc(s.flags, func(v *flagValue) bool {
 			leaf := strings.ToUpper(v.field.Name[strings.LastIndexByte(v.field.Name, '.')+1:])
 			section := strings.TrimSuffix(v.env, leaf)
 			return section != foreignSection && strings.HasPrefix(name, section)

@@ -92,6 +92,20 @@ func loadFile(path string, environ []string, args ...string) (config, error) {
 	return cfg, err
 }
 
+// One environment may be of several programs: which Python there is is no setting, and no misspelt one.
+func TestLoad_Python(t *testing.T) {
+	cfg := struct {
+		LogLevel string `key:"log_level" env:"MEANDER_LOG_LEVEL" help:"what is said"`
+	}{}
+	set := fields.Bind("MEANDER_THING_", &cfg)
+	if err := set.Load("", []string{"MEANDER_PYTHON=python3"}); err != nil {
+		t.Errorf("MEANDER_PYTHON: %v", err)
+	}
+	if err := set.Load("", []string{"MEANDER_PYTHONS=python3"}); err == nil {
+		t.Error("MEANDER_PYTHONS: no error")
+	}
+}
+
 func TestLoad_Precedence(t *testing.T) {
 	yaml := "slots: 5\nratio: 0.25\nnames: [c]\ninner:\n  depth: 3\n"
 	environ := []string{"MEANDER_THING_SLOTS=6", "MEANDER_THING_INNER__DEPTH=4", "PATH=/bin", "MEANDER_OTHER_X=1"}
