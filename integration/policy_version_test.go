@@ -162,6 +162,9 @@ func TestPolicy_Tenants(t *testing.T) {
 	checkProved(t, plane.Bus, "r0-b", first)
 	back, err := peer.RollbackPolicy(t.Context(), 1, client.Push{Tenant: "b"})
 	if err == nil {
+		_, err = peer.AwaitPolicy(t.Context(), back)
+	}
+	if err == nil {
 		err = publishSign(t, peer, "back", of("b"))
 	}
 	if err != nil || made("back", "b", back) != alone["b"] {

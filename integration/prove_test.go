@@ -106,7 +106,7 @@ func TestProve_Selections(t *testing.T) {
 	made := trajectoriesOf(t, w.Bus, "r")[0]
 	learned(t, w.Bus, group, &schemas.Policy{
 		Lane: made.Lane, Tenant: schemas.TenantMain, BaseDigest: made.WeightsDigest,
-		WeightsDigest: strings.Repeat("a", 64),
+		WeightsDigest: made.WeightsDigest,
 	})
 	archive := archiveOf(t, w.Bus, "r")
 	said := schemas.StepRewardSubject("r", "g", 2, judgedStep)
@@ -129,7 +129,7 @@ func TestProve_Selections(t *testing.T) {
 			e.SavedEvaluations++
 		}),
 		"the rule gives": chosen(func(e *schemas.Selection) { e.Rule.Keep = new(int64(4)) }),
-		"prompts broken: g #0: the rule by which": chosen(func(e *schemas.Selection) {
+		"prompts broken: g: #0: the rule by which": chosen(func(e *schemas.Selection) {
 			e.Rule.KeepBy = schemas.KeepHighest
 		}),
 	} {

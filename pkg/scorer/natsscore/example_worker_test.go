@@ -81,7 +81,7 @@ func TestExampleWorker_ServerIsAway(t *testing.T) {
 			last = append(last, lines.Text())
 		}
 	}
-	if err := worker.Wait(); err != nil || len(last) != 1 || !strings.HasPrefix(last[0], "ends without its server: ") {
+	if err := worker.Wait(); err != nil || len(last) != 1 || !strings.HasPrefix(last[0], "stopped while NATS is away") {
 		t.Errorf("the worker ends with %v, and says\n%s", err, strings.Join(last, "\n"))
 	}
 }
