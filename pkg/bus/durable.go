@@ -255,8 +255,11 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 				Name: c.Name, Filters: filtersOf(c.Config), Seq: c.AckFloor.Stream,
 				Own: slices.Contains(schemas.Services, serviceOf(c.Name)),
 			}
-			if c.NumPending == 0 && c.NumAckPending == 0 { // it has read all; the last message it reads may be far back
-				f.Seq = max(f.Seq, last)
+			if err == nil && c.NumPending == 0 && c.NumAckPending == 0 {
+				var all bool
+				if all, err = b.hasReadAll(ctx, stream, &f); all { // the last message it reads may be far back
+					f.Seq = max(f.Seq, last)
+				}
 			}
 			out = append(out, f)
 		}
@@ -266,6 +269,28 @@ func (b *Bus) Floors(ctx context.Context, stream string) (out []ConsumerFloor, e
 		return nil, fmt.Errorf("consumers of %s: %w", stream, err)
 	}
 	return out, nil
+}
+
+// hasReadAll reports whether a durable to which nothing is pending has read all that is stored for it. In a cluster the
+// server that leads it may be behind that of the stream, and not know yet what is to come.
+func (b *Bus) hasReadAll(ctx context.Context, stream string, f *ConsumerFloor) (bool, error) {
+	if f.Own || !b.clustered() {
+		return true, nil
+	}
+	filters := f.Filters
+	if len(filters) == 0 {
+		filters = []string{">"}
+	}
+	for _, filter := range filters {
+		m, err := b.Last(ctx, stream, filter)
+		if errors.Is(err, ErrNotFound) {
+			continue
+		}
+		if err != nil || m.Seq > f.Seq {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // Matches reports whether the durable reads some of the subjects that a filter matches.
