@@ -128,7 +128,15 @@ def check_pipeline(family: Pipeline) -> None:
     """The same of a folder that is computed as diffusers loads it: what the pipeline's class does not take."""
     takes, folder = inspect.signature(family.cls.__init__).parameters, family.folder
     _refuse_unknown("meander.json", family.settings, OF_SETTINGS | {"arguments"})
-    _refuse_unknown("meander.json: arguments", family.default_arguments(), {a["name"] for a in family.arguments})
+    from .whole import argument
+
+    known = {a["name"]: a for a in family.arguments}
+    _refuse_unknown("meander.json: arguments", family.default_arguments(), known)
+    for name, value in family.default_arguments().items():
+        try:
+            argument(known[name], value)
+        except ValueError as e:
+            raise Fault("config", f"meander.json: arguments: {e}") from None
     optional = {*getattr(family.cls, "_optional_components", ()), "safety_checker", "feature_extractor"}
     for key, takes_it in list(takes.items())[1:]:
         there = folder.named_class(key)

@@ -19,7 +19,7 @@ from .faults import Fault, first_sentence
 from .folder import Folder
 from .seam import Memo, Session, digest
 from .together import Together, Turn
-from .whole import COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, digest_of
+from .whole import COUNTS, _FRAMES, _TEXTS, Conditions, Pipeline, argument, digest_of
 
 _KEYS = {"prompts", "truncate", "conditions", "arguments", "frames", "height", "width", "guidance", "steps"}
 _SESSIONS = 64
@@ -27,7 +27,6 @@ _RATES = ("frame_rate", "fps")  # of videos, which meander.json may say
 _RECIPES = 4096
 _STARTS = 8
 _BATCHES = (8, 4, 2, 1)
-_SCALARS: dict[str, Any] = {"number": (int, float), "integer": int, "boolean": bool, "text": str}
 READ: dict[str, Callable[[str], Any]] = {
     "number": float, "integer": int, "boolean": lambda text: text == "true", "text": str,
 }  # fmt: skip
@@ -124,11 +123,10 @@ class Loaded:
             if name not in known:
                 why = "the host gives it otherwise, or it changes the loop" if name in self.family.call else "unknown"
                 raise Fault("prompt", f"arguments: {name:.80}: {why}; must be of {', '.join(known) or 'none'}")
-            kind = known[name]["type"]
-            right = isinstance(value, _SCALARS[kind]) and (kind == "boolean") == isinstance(value, bool)
-            if not right or kind == "number" and value - value != 0:
-                raise Fault("prompt", f"arguments: {name}: {value!r:.80}; must be of type {kind}")
-            out[name] = float(value) if kind == "number" else value
+            try:
+                out[name] = argument(known[name], value)
+            except ValueError as e:
+                raise Fault("prompt", f"arguments: {e}") from None
         if out.get("strength", 1.0) != 1:
             raise Fault("prompt", f"arguments: strength: {out['strength']}; must be 1: samples begin with noise alone")
         if lacks := [n for n, a in known.items() if a["required"] and n not in given]:

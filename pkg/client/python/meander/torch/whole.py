@@ -40,6 +40,7 @@ _OF_THE_HOST = {
 """Arguments of pipelines that a recipe does not have: the host gives them otherwise, or they change the loop."""
 _MEDIA = re.compile(r"(^|_)(images?|mask|video|audio)(s|_image|_video|$)|^conditioning_frames$")
 _TYPES = (("bool", "boolean"), ("int", "integer"), ("float", "number"), ("str", "text"))
+_SCALARS: dict[str, Any] = {"number": (int, float), "integer": int, "boolean": bool, "text": str}
 _SEVERAL = {"QwenImageEditPlusPipeline"}
 _NEEDS_ITS_IMAGES = re.compile(
     r"Edit|ImageToVideo|Image2Video|VideoToVideo|I2V|Img2Img|Inpaint|Pix2Pix|Control|Fill|Variation|Upscale|Adapter|"
@@ -361,6 +362,15 @@ class Pipeline(Family):
                         self.temporal = temporal
                         return
         raise Fault("config", f"{self.cls.__name__}: a state of {elements} elements at {size}; no tokens of equal size")
+
+
+def argument(of: dict[str, Any], value: Any) -> Any:
+    """The value that an argument of the card gets. ValueError: it is of another type, or no finite number."""
+    kind = of["type"]
+    right = isinstance(value, _SCALARS[kind]) and (kind == "boolean") == isinstance(value, bool)
+    if not right or kind == "number" and value - value != 0:
+        raise ValueError(f"{of['name']}: {value!r:.80}; must be of type {kind}")
+    return float(value) if kind == "number" else value
 
 
 def _class_of(folder: Folder, trust: bool) -> Any:

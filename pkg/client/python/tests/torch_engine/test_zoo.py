@@ -144,5 +144,7 @@ def test_arguments_of_meander_json_are_those_of_calls_that_do_not_say_them(tmp_p
     assert loaded.call_of(asked)["max_sequence_length"] == 8 and asked.handle != recipe.handle
     with pytest.raises(Fault, match="max_sequence_length: 'x'; must be of type integer"):
         admission.recipe_of(engine(max_sequence_length="x").loaded)
+    with pytest.raises(Fault, match="meander.json: arguments: max_sequence_length: 'x'; must be of type integer"):
+        engine(max_sequence_length="x").family.check()
     with pytest.raises(Fault, match="meander.json: arguments: height"):
         engine(height=8).family.check()
