@@ -161,15 +161,9 @@ func (r *Run) count(m *bus.Message, a schemas.Address, outcome string) {
 			put(&r.Orphans, a.UID, true)
 		}
 	case schemas.KindStepReward:
-		if r.Midway[a.UID] == nil {
-			put(&r.Midway, a.UID, map[string]int64{})
-		}
-		r.Midway[a.UID][a.Step]++ // of a late sample too: it stays below 0
+		r.midwayOf(a.UID)[a.Step]++ // of a late sample too: it stays below 0
 	case schemas.KindSelection:
-		if r.Midway[a.UID] == nil {
-			put(&r.Midway, a.UID, map[string]int64{})
-		}
-		r.Midway[a.UID][a.Step] = decided
+		r.midwayOf(a.UID)[a.Step] = decided
 		if n, err := strconv.ParseUint(m.Header.Get(schemas.HeaderSaved), 10, 32); err == nil {
 			r.Saved += int64(n)
 		}

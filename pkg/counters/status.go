@@ -37,6 +37,14 @@ func (r *Run) Failed() int64 {
 	return r.Of(schemas.KindReward, schemas.StatusFailed) + r.Of(schemas.KindReward, schemas.StatusPruned)
 }
 
+// midwayOf returns the steps of a group in Midway, to be changed.
+func (r *Run) midwayOf(uid schemas.UID) map[string]int64 {
+	if r.Midway[uid] == nil {
+		put(&r.Midway, uid, map[string]int64{})
+	}
+	return r.Midway[uid]
+}
+
 // midway returns how many samples wait at a step.
 func (r *Run) midway() (n int64) {
 	for _, steps := range r.Midway {

@@ -367,13 +367,9 @@ func (w *Watch) above(r *run, rule, of string, size int, x float64) {
 	limit := r.limit(rule)
 	beyond := s.now.mean-margin*math.Sqrt(s.now.variance/float64(size)) > limit
 	if s.counts(beyond) {
-		things := "updates"
-		if size == groupWindow {
-			things = "groups"
-		}
 		w.find(r, k, s.now.mean, limit, "%s: %.4g over %d %s, and %.4g over the %d before; the limit is %g",
-			strings.TrimPrefix(of+", "+schemas.RuleNamed(rule).Of, ", "), s.now.mean, size, things, s.last.mean, size,
-			limit)
+			strings.TrimPrefix(of+", "+schemas.RuleNamed(rule).Of, ", "), s.now.mean, size, counted(size, "updates"),
+			s.last.mean, size, limit)
 	}
 }
 
@@ -392,18 +388,23 @@ func (w *Watch) falls(r *run, k key, size int, x, reward float64) {
 	error := math.Sqrt((max(s.from.variance, s.now.variance) + s.now.variance) / float64(size))
 	beyond := fell-margin*error > limit*math.Abs(s.from.mean) && (!best || s.now.reward >= s.from.reward)
 	if s.counts(beyond) {
-		was, while, things := "at first", "", "groups"
-		if size == updateWindow {
-			things = "evaluations"
-		}
+		was, while := "at first", ""
 		if best {
 			was = "at best"
 			while = fmt.Sprintf(", while the reward went from %.4g to %.4g", s.from.reward, s.now.reward)
 		}
 		w.find(r, k, fell/cmp.Or(math.Abs(s.from.mean), 1), limit, "%s was %.4g over %d %s %s, and is %.4g and "+
-			"%.4g in the last two times as many%s", k.of, s.from.mean, size, things, was, s.last.mean, s.now.mean,
-			while)
+			"%.4g in the last two times as many%s", k.of, s.from.mean, size, counted(size, "evaluations"), was,
+			s.last.mean, s.now.mean, while)
 	}
+}
+
+// counted names what a window of a size is of: groups, or what a trainer tells.
+func counted(size int, told string) string {
+	if size == groupWindow {
+		return "groups"
+	}
+	return told
 }
 
 // window is what is known of a full window.

@@ -13,8 +13,9 @@ import (
 	"github.com/meander-rl/meander/schemas"
 )
 
-// Two versions make the same samples: the runs differ in their weights alone, and one is better or not.
-func TestPolicy_Compare(t *testing.T) {
+// inEmptyStore has the commands of a test, which runs alone, take an empty store, and returns the path of an adapter.
+func inEmptyStore(t *testing.T) (adapter string) {
+	t.Helper()
 	bustest.Sequential(t, others)
 	adapter, err := filepath.Abs("../../deploy/demo/adapter")
 	if err != nil {
@@ -22,6 +23,12 @@ func TestPolicy_Compare(t *testing.T) {
 	}
 	inEmptyDir(t)
 	t.Setenv("MEANDER_STORE", "store")
+	return adapter
+}
+
+// Two versions make the same samples: the runs differ in their weights alone, and one is better or not.
+func TestPolicy_Compare(t *testing.T) {
+	adapter := inEmptyStore(t)
 	common := []string{
 		"-n", "2", "--steps", "4", "--reward", "glyph", "--out", "-",
 		`a sign that says "FOX"`, `a sign that says "4071"`,
@@ -70,13 +77,7 @@ func TestPolicy_Compare(t *testing.T) {
 
 // A tenant goes with all its versions once nothing needs them, and its name begins again.
 func TestPolicy_Remove(t *testing.T) {
-	bustest.Sequential(t, others)
-	adapter, err := filepath.Abs("../../deploy/demo/adapter")
-	if err != nil {
-		t.Fatal(err)
-	}
-	inEmptyDir(t)
-	t.Setenv("MEANDER_STORE", "store")
+	adapter := inEmptyStore(t)
 	run := func(name string, more ...string) []string {
 		return append([]string{
 			"run", "--run", name, "-n", "2", "--steps", "4", "--reward", "glyph", "--out", "-",

@@ -223,8 +223,10 @@ func TestRun_Forged(t *testing.T) {
 				e.WeightsBefore = strings.Repeat("0", 64)
 			})
 		}, "chain update 2: broken"},
-		"weights of another version":  {update(func(e *schemas.Update) { e.PolicyVersion = 1 }), "weights update 2: broken"},
-		"a version that is not there": {update(func(e *schemas.Update) { e.PolicyVersion = 9 }), "weights update 2: unchecked"},
+		"weights of another version": {update(func(e *schemas.Update) { e.PolicyVersion = 1 }), "weights update 2: broken"},
+		"a version that is not there": {
+			update(func(e *schemas.Update) { e.PolicyVersion = 9 }), "weights update 2: unchecked",
+		},
 		"a mean": {func(t *testing.T) []byte {
 			return forged(t, schemas.StreamAdvantages, all(schemas.KindAdvantage), func(e *schemas.Advantage) {
 				*e.Mean += 1e-9
