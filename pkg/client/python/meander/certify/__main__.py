@@ -4,6 +4,7 @@ was measured, and needs no pipeline. Exit status: 0 all agrees, 1 something diff
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -32,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     o = parser.parse_args(arguments)
     try:
         if o.command == "vectors":
-            print("\n".join(f"{s.title:<24} {s.formula} [{s.source}]" for s in suite.load().values()))
+            _print("\n".join(f"{s.title:<24} {s.formula} [{s.source}]" for s in suite.load().values()))
             return 0
         findings = _trainer(o) if o.command == "trainer" else _engine(o)
     except (ValueError, ImportError, OSError) as fault:
@@ -41,8 +42,15 @@ def main(arguments: list[str] | None = None) -> int:
         hint = "" if "pip install" in str(fault) else hint
         print(f"certify: {fault}{hint}", file=sys.stderr)
         return 2
-    print(report.text(findings, o.format))
+    _print(report.text(findings, o.format))
     return int(report.failed(findings))
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # a reader that has enough, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _trainer(o: Any) -> list[report.Finding]:

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 
 from ..maths import noise, transition
-from . import fit, suite, trainer
+from . import fit, relations, suite, trainer
+from .formula import Values
 from .report import Finding
-from .suite import Floats, Set, Values
+from .suite import Floats, Set
 
 Row = dict[str, Any]
 """What an engine tells of a sample, by the names above."""
@@ -49,14 +50,14 @@ _TIMESTEPS = Set(
 )  # fmt: skip
 
 
-def _texts(logits: Floats, tokens: Floats, reduce: str, **how: Any) -> Floats:
-    each = np.array([suite.FORMULAS["tokens/log_prob"](z, int(t), **how) for z, t in zip(logits.T, tokens)])
-    return np.asarray({"each": each, "sum": each.sum(), "mean": each.mean()}[reduce])
+def _texts(logits: Any, tokens: Any, reduce: str, **how: Any) -> Any:
+    each = suite.token_log_probs(logits, tokens, **how)
+    return each if reduce == "each" else np.sum(each) if reduce == "sum" else np.mean(each)
 
 
 def differences(a: Row, b: Row) -> dict[str, float]:
     """How far two rows are from each other, in each field that both have."""
-    return {k: fit.difference(*(np.nan_to_num(_flat(r[k])) for r in (a, b))) for k in _FIELDS if k in a and k in b}
+    return {k: relations.difference(*(np.nan_to_num(_flat(r[k])) for r in (a, b))) for k in _FIELDS if k in a and k in b}
 
 
 def _flat(x: Any) -> Floats:
@@ -220,7 +221,7 @@ class _Measured:
         every = range(len(self.prompts))
         alone = np.mean([[_flat(self.ask(k)["image"]) for k in every] for _ in range(16)], 0)
         batch = np.mean([[_flat(r["image"]) for r in self.all(self.seeds, self.prompts)] for _ in range(16)], 0)
-        nearest = ((k, min(every, key=lambda j: fit.difference(batch[k], alone[j]))) for k in every)
+        nearest = ((k, min(every, key=lambda j: relations.difference(batch[k], alone[j]))) for k in every)
         return {(k, j): ["mean image"] for k, j in nearest if j != k}
 
     def template(self) -> Iterator[Finding]:
@@ -331,13 +332,13 @@ class _Measured:
     def log_probs(self) -> Iterator[Finding]:
         of = [r["velocities"] if "velocities" in r else self.engine.expected(r, 0) for r in self.rows]
         out = list[Finding]()
-        for by in (0, -1, 1) if self.kind == "images" else (0,):
+        for most, by in itertools.product((1, 3), (0, -1, 1) if self.kind == "images" else (0,)):
             told, cases = list[Floats](), list[Values]()
             for r, v in zip(self.rows, of):
                 steps = [i for i in self.stochastic(r) if 0 <= i + by < len(v)]
                 told += self.told(r, steps)
                 cases += self.inputs(r, v, [i + by for i in steps])
-            found = self.fitted("log-probs", self.forms, cases, told, "transition", keep=not by)
+            found = self.fitted("log-probs", self.forms, cases, told, "transition", not by, min(most, 3 - bool(by)))
             if by and found[0].state == "agrees":
                 found[0].state = "differs"
                 found[0].says += f", of the step {'before' if by < 0 else 'after'}"
@@ -358,7 +359,7 @@ class _Measured:
 
     def fitted(
         self, aspect: str, sets: Sequence[Set], cases: list[Values], measured: list[Floats], claim: str = "",
-        keep: bool = False,
+        keep: bool = False, most: int = 3,
     ) -> list[Finding]:
         """What numbers are, by the formulas of sets. claim: which of the sayings names one of these."""
         every = 1 + len(cases) * max(np.size(v) for v in cases[0].values()) // 2**16  # of the cases one
@@ -367,7 +368,7 @@ class _Measured:
         given = {n: v for n, v in self.says.items() if any(n in s.inputs for s in sets)}
         ways = fit.ways(sets, free, [given | c for c in cases[::every]], said)
         got = [{"": m} for m in measured[::every]]
-        out, way = trainer.compared(ways, got, self.says["dtype"], self.name, most=3 if aspect else 1)
+        out, way = trainer.compared(ways, got, self.says["dtype"], self.name, most=most)
         s, foreign = way.set, said not in (None, way.set.name)
         chosen = {n: v for n, v in given.items() if n in s.inputs} | way.choices
         if keep and out[0].state == "agrees":
@@ -423,8 +424,12 @@ class _Measured:
             for field in held[k]:
                 off, j = min((by[field], j) for j, by in held.items())
                 others = ", ".join(f"{i} {by[field]:.1e}" for i, by in held.items() if i != j)
+                if off == math.inf:
+                    yield self.finding(f"weights {k}", "not judged", f"{field} that differ otherwise tell no weights")
+                    continue
                 state = "unexplained" if off > allowed else "agrees" if j == k else "differs"
                 says = f"{field} of weights {j} (off by {others})" + (f", where {k} are served" if j != k else "")
+                says = "of none of these weights; nearest are " * (state == "unexplained") + says
                 yield self.finding(f"weights {k}", state, says, off, allowed)
 
     def likely(self, row: Row, served: int, asked: Sequence[int]) -> Iterator[Finding]:
@@ -445,15 +450,15 @@ class _Measured:
         """How far a row is from what another program has of it with some weights."""
         of, out = self.engine.expected(row, weights), dict[str, float]()
         if "velocities" in row:
-            out["velocities"] = fit.difference(_flat(row["velocities"]), _flat(of))
+            out["velocities"] = relations.difference(_flat(row["velocities"]), _flat(of))
         if not (self.formula or self.explained) or "log_probs" not in row:
             return out
         told, cases = self.told(row, self.stochastic(row)), self.inputs(row, of, self.stochastic(row))
         if self.formula:
             s, given = self.formula
-            out["log-probs"] = max(fit.difference(p, s.formula_of(i | given)) for p, i in zip(told, cases))
+            out["log-probs"] = max(relations.difference(p, s.formula_of(i | given)) for p, i in zip(told, cases))
         else:
-            says = self.fitted("", self.forms, cases, told, "transition")[0].says
+            says = self.fitted("", self.forms, cases, told, "transition", most=1)[0].says
             out["log-probs"] = 0.0 if says == self.explained else math.inf
         return out
 

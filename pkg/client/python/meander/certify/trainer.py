@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from . import fit
+from . import changes, fit, relations
+from .formula import Values
 from .report import Finding
-from .suite import Floats, Set, Values, gradient
+from .suite import Floats, Set, gradient
 
 _DIFFERENCES = 1e-6
 """What gradients by differences are off by at most, of those that the vectors do not have."""
@@ -147,22 +148,19 @@ def _judged(
 
 
 def compared(
-    ways: Sequence[fit.Way], got: Sequence[dict[str, Floats]], dtype: str, name: str,
+    ways: Sequence[changes.Way], got: Sequence[dict[str, Floats]], dtype: str, name: str,
     wanted: Sequence[dict[str, Any]] = (), most: int = 3,
-) -> tuple[list[Finding], fit.Way]:
+) -> tuple[list[Finding], changes.Way]:
     """A finding of the value, one of each gradient under what explains the value, and one of each choice that is free;
     and the way in which the value is explained. wanted: what is expected, where formulas need not be asked."""
     way, fits, findings = ways[0], list[fit.Fit](), list[Finding]()
     for by in got[0]:
-        def of(s: Set, i: Values, c: fit.Changed, by: str = by) -> Floats:
-            return s.gradient_of(i, by, c) if by else s.formula_of(c(i, i), c(i, i))
-
         measured = [g[by] for g in got]
         allowed = max(way.set.tolerance[dtype], _DIFFERENCES if by and not wanted else 0)
         offs = []
         for w in [way] if by else ways:
-            want = [np.asarray(e[by]) for e in wanted] or [of(w.set, i, fit.AS_IT_IS.of) for i in w.inputs]
-            offs.append((max(fit.difference(m, x) for m, x in zip(measured, want)), w, want))
+            want = [np.asarray(e[by]) for e in wanted] or w.numbers(by=by) or []
+            offs.append((max(relations.difference(m, x) for m, x in zip(measured, want)), w, want))
             if offs[-1][0] <= allowed:
                 break
         off, way, want = offs[-1] if offs[-1][0] <= allowed else offs[0]
@@ -176,11 +174,12 @@ def compared(
             finding.says = f"0: nothing flows to {by}"
         else:
             near, rounded = max(allowed, _DIFFERENCES if by else 0), off <= way.set.tolerance.get("float32", 0)
-            held = [f for f in fits if f.holds(of, measured, near)]
+            held = [f for f in fits if f.holds(by, measured, near)]
             fits = held or fits
-            found = held or fit.explain([way] if by else ways, measured, near, of, 1 if by or rounded else most)
+            found = held or fit.explain([way] if by else ways, measured, near, by, 1 if by or rounded else most)
+            found = [f for f in found if f.holds("", [g[""] for g in got], near)] or found  # the value is the same
             says = ", or ".join([f.words for f in found if f.way is found[0].way][:4])
-            says = says if says or rounded else _by_choice(way, measured, near, of)
+            says = says if says or rounded else _by_choice(way, measured, near, by)
             finding.says = "that of its value: " * bool(held) + says
             if not says and rounded:
                 finding.says = f"the formula as near as float32 has it, and it got {dtype}"
@@ -195,7 +194,7 @@ def compared(
     return findings, way
 
 
-def _by_choice(way: fit.Way, measured: Sequence[Floats], allowed: float, of: fit.Of) -> str:
+def _by_choice(way: changes.Way, measured: Sequence[Floats], allowed: float, by: str) -> str:
     """What explains the cases with each value of a choice, where one explanation for all is not enough."""
     for name, what in way.set.inputs.items():
         rows = {c: [k for k, i in enumerate(way.inputs) if i[name] == c] for c in what.get("choices", ())}
@@ -203,8 +202,8 @@ def _by_choice(way: fit.Way, measured: Sequence[Floats], allowed: float, of: fit
             continue  # one case is explained by too much
         parts = []
         for choice, of_these in rows.items():
-            alone = fit.Way(way.set, [way.inputs[k] for k in of_these], way.choices)
-            found = fit.explain([alone], [measured[k] for k in of_these], allowed, of, 1)
+            alone = changes.Way(way.set, [way.inputs[k] for k in of_these], way.choices)
+            found = fit.explain([alone], [measured[k] for k in of_these], allowed, by, 1)
             said = ", or ".join(f.words or "the formula" for f in found[:2])
             parts += [f"where {name} is {choice}: {said}"] if found else []
         if len(parts) == len(rows):
@@ -213,7 +212,7 @@ def _by_choice(way: fit.Way, measured: Sequence[Floats], allowed: float, of: fit
 
 
 def _worst(want: Sequence[Floats], measured: Sequence[Floats]) -> str:
-    worst = max(range(len(want)), key=lambda k: fit.difference(measured[k], want[k]))
+    worst = max(range(len(want)), key=lambda k: relations.difference(measured[k], want[k]))
     if want[worst].size != measured[worst].size:
         return f"{measured[worst].size} numbers where there are {want[worst].size}"
     at = int(np.abs(measured[worst].ravel() - want[worst].ravel()).argmax())
