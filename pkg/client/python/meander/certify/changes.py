@@ -68,7 +68,7 @@ class Way:
         key = (case, *sorted(chosen.items()))
         if key not in self.graphs:
             shapes = {n: said.get("shape", "") for n, said in self.set.inputs.items()}
-            self.graphs[key] = Graph(self.set.function, i | chosen, shapes)
+            self.graphs[key] = Graph(self.set.function, i | chosen, shapes, case)
         return self.graphs[key]
 
     def numbers(
@@ -214,11 +214,12 @@ _LEFT_OUT: dict[str, tuple[Any, Any]] = {
     "bitwise_or": (False, False),
 }  # fmt: skip
 """What the operands of functions are where they have no effect."""
-_OTHERS: dict[str, Callable[..., Any]] = {
-    "maximum": np.minimum, "minimum": np.maximum, "mean": np.sum, "sum": np.mean, "multiply": np.divide,
-    "divide": np.multiply, "add": np.subtract, "subtract": np.add, "greater": np.less, "less": np.greater,
-    "greater_equal": np.less, "less_equal": np.greater, "bitwise_and": np.bitwise_or, "bitwise_or": np.bitwise_and,
-    "sin": np.cos, "cos": np.sin, "exp": np.exp2, "log": np.log1p, "std": np.var,
+_OTHERS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "maximum": (np.minimum,), "minimum": (np.maximum,), "mean": (np.sum,), "sum": (np.mean,), "std": (np.var,),
+    "multiply": (np.divide, np.add, np.subtract), "divide": (np.multiply,), "add": (np.subtract, np.multiply),
+    "subtract": (np.add, np.multiply), "greater": (np.less,), "less": (np.greater,), "greater_equal": (np.less,),
+    "less_equal": (np.greater,), "bitwise_and": (np.bitwise_or,), "bitwise_or": (np.bitwise_and,), "sin": (np.cos,),
+    "cos": (np.sin,), "exp": (np.exp2, np.expm1), "log": (np.log1p,), "sqrt": (np.square,),
 }  # fmt: skip
 """What may be written in place of a function."""
 
@@ -235,7 +236,7 @@ def _operation(n: Node, by: str) -> Iterator[Change]:
 
     for k, (to, what) in enumerate(zip(_LEFT_OUT.get(name, ()), shown)):
         if to is not None:
-            out: dict[Site, Altered] = {(n.text, k): lambda x, now, held, to=to: np.full_like(x, to)}  # type: ignore
+            out: dict[Site, Altered] = {(n.text, k): lambda x, now, held, to=to: np.full_like(x, to)}
             yield Change(f"{what} is left out of {n.text}", out, inner=1)
     if n.function is stopped:
         return
@@ -244,18 +245,18 @@ def _operation(n: Node, by: str) -> Iterator[Change]:
     if name == "where":
         yield instead(lambda _, a, b: a + 0 * b, shown[1])
         yield instead(lambda _, a, b: b + 0 * a, shown[2])
-    if other := _OTHERS.get(name):
-        yield instead(lambda *of: other(*of, **n.options), written(other, shown, n.options))
+    for other in _OTHERS.get(name, ()):
+        yield instead(lambda *of, f=other: f(*of, **n.options), written(other, shown, n.options))
     if n.options.get("axis") is not None:
         every = {k: v for k, v in n.options.items() if k != "axis"}
         yield instead(lambda x: n.function(x, **every), written(n.function, shown, every))
     if name in ("subtract", "divide", "power", "greater", "less"):
         yield instead(lambda a, b: n.function(b, a), written(n.function, shown[::-1]))
-    for k, a in enumerate(n.operands if name in ("add", "subtract") else ()):
-        for by_one in (-1, 1) if isinstance(n.value, int | np.integer) and not isinstance(a, Term) else ():
-            words = written(n.function, [str(a + by_one) if j == k else t for j, t in enumerate(shown)])
-            one: dict[Site, Altered] = {(n.text, k): lambda x, now, held, d=by_one: x + d}  # type: ignore[misc]
-            yield Change(f"{n.text} is {words}", one, inner=1)
+    for k, a in enumerate(n.operands if name in _LEFT_OUT else ()):
+        for c in (a - 1, a + 1) if type(a) in (int, float) else ():
+            words = written(n.function, [text_of(c) if j == k else t for j, t in enumerate(shown)])
+            one: dict[Site, Altered] = {(n.text, k): lambda x, now, held, c=c: c}  # type: ignore[misc]
+            yield Change(f"{n.text} is {words}", one, inner=1 if isinstance(n.value, int | np.integer) else 3)
     if name not in ("negative", "multiply", "divide"):
         yield Change(f"{n.text} has the opposite sign", {n.text: _negated}, inner=1)
     if by:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from .changes import AS_IT_IS, REFUSED, Change, Way, changes, parts_of
-from .formula import Graph, Node, Values, is_input
-from .relations import Products, Terms, difference, length, linear, near, product, relations, searched, written_terms
+from .formula import Graph, Values
+from .relations import Products, Terms, difference, length, near, product, relations, searched, written_terms
 from .suite import Floats, Set
 
 
@@ -175,7 +175,7 @@ class _Search:
 
     def multiples(self, k: int, change: Change, count: int) -> Iterator[Fit]:
         """One part as a multiple of itself, which may follow sizes and settings, or as one number in all cases."""
-        way, measured = self.ways[k], self.measured
+        way, own = self.ways[k], max(1e-6, 100 * self.tolerance)
         base = self.numbers(way, change)
         if base is None or change.inner:
             return
@@ -183,38 +183,56 @@ class _Search:
             said, same = way.set.inputs.get(name, {}), ((name, "^-1"),)
             if np.asarray(node.value).dtype.kind != "f" or said.get("shape", "[")[:1] != "[":
                 continue
-            is_setting = said.get("shape") == "[]"
-
-            def times(c: float, by: Terms = (), name: str = name, node: Node = node) -> Change:
-                said = " ".join([f"{c:.4g}"] * (c != 1) + [written_terms(by)] * bool(by)) + " times itself"
-                words = f"{node.label} is {f'{c:.4g}' if by == ((name, '^-1'),) else said}"
-                return Change(words, {name: lambda x, now, held: x * c * (product(by, now.quantities) if by else 1)})
-
-            half = self.numbers(way, change + times(0.5))
-            if half is None or any(not h.size == b.size == m.size for h, b, m in zip(half, base, measured)):
+            if (solved := self.factors(way, change, base, name, 1 if count else 6)) is None:
                 continue
-            if node.function is not is_input and _key(half) == _key([b / 2 for b in base]):
-                continue  # that is a multiple of all of it
-            moves = [difference(h, b) if np.isfinite(h).all() else 0.0 for h, b in zip(half, base)]
-            most = [j for j in sorted(range(len(base)), key=moves.__getitem__)[-6:] if moves[j] > 1e3 * self.tolerance]
-            found = linear([(measured[j].ravel(), half[j].ravel(), base[j].ravel()) for j in most], self.tolerance,
-                           self.sizes(k), most)  # fmt: skip
-            if not found and is_setting and not count:
+            factors, most = solved
+            sound = most and (abs(factors) > 1e-3).all() and (abs(factors) < 1e3).all()
+            found = self.sizes(k).follow(factors[most], most, own)[:1] if sound else []
+            found = [(round(c) if abs(c - round(c)) < own else c, by) for c, by in found if not by or len(most) > 2]
+            if not found and said.get("shape") == "[]" and not count:
                 few = dataclasses.replace(way, inputs=[way.inputs[j] for j in most], graphs={})
-                near_to = [measured[j] for j in most]
+                near_to = [self.measured[j] for j in most]
                 for scale, by in [(1.0, ()), (max((i[name] for i in few.inputs), default=0.0), same)]:
-                    def at(c: float, scale: float = scale, by: Terms = by, few: Way = few) -> list[Floats] | None:
-                        return self.numbers(few, times(scale * c, by))
+                    def at(c: float, scale: float = scale, by: Terms = by, few: Way = few, name: str = name) -> Any:
+                        return self.numbers(few, _times(name, scale * c, by))
 
                     found += searched(at, near_to, self.tolerance, scale, by)
             for c, by in found:
-                one = times(c, by)
                 long = min(length(c, max(1e-5, self.tolerance)), 1.5) if abs(c) != 1 else 0
                 parts = count + way.odd + 0.25 + long + (c < 0) + len(by) * (by != same)
-                fit = Fit((one + change).words, parts, way, change + one, [1.0] * len(base))
-                values = self.numbers(way, fit.change)
-                if values and all(near(m, v, self.tolerance) for m, v in zip(measured, values)):
-                    yield fit
+                says = " ".join([f"{c:.4g}"] * (c != 1) + [written_terms(by)] * bool(by)) + " times itself"
+                one = Change(f"{node.label} is {f'{c:.4g}' if by == same else says}") + _times(name, c, by)
+                values = self.numbers(way, change + one)
+                if values and all(near(m, v, self.tolerance) for m, v in zip(self.measured, values)):
+                    yield Fit((one + change).words, parts, way, change + one, [1.0] * len(base))
+
+    def factors(
+        self, way: Way, change: Change, base: Sequence[Floats], name: str, steps: int
+    ) -> tuple[Floats, list[int]] | None:
+        """What multiple of a part each case has, by Newton's method, and the cases that it moves most. None: none."""
+        c, h, most = np.ones(len(base)), np.full(len(base), -0.5), list[int]()
+        f: Sequence[Floats] | None = base
+        for step in range(steps):
+            moved = self.numbers(way, change + Change(at={name: lambda x, now, held: x * (c + h)[now.case]}))
+            if step:
+                f = self.numbers(way, change + Change(at={name: lambda x, now, held: x * c[now.case]}))
+            if moved is None or f is None or any(not a.size == b.size == m.size
+                                                 for a, b, m in zip(f, moved, self.measured)):  # fmt: skip
+                return None
+            if not step:
+                if name not in way.set.inputs and _key(moved) == _key([b / 2 for b in base]):
+                    return None  # that is a multiple of all of it
+                off = [difference(b, a) if np.isfinite(b).all() else 0.0 for a, b in zip(base, moved)]
+                most = [j for j in sorted(range(len(base)), key=off.__getitem__)[-6:] if off[j] > 1e3 * self.tolerance]
+            for j in most:
+                d, r = (moved[j] - f[j]).ravel(), (self.measured[j] - f[j]).ravel()
+                c[j] += h[j] * float(r @ d) / (float(d @ d) or math.inf)
+            h = 1e-4 * c
+        return c, most
+
+
+def _times(name: str, c: float, by: Terms) -> Change:
+    return Change(at={name: lambda x, now, held: x * c * (product(by, now.quantities) if by else 1)})
 
 
 def _key(numbers: Sequence[Floats]) -> bytes:

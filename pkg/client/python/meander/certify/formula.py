@@ -128,10 +128,10 @@ def stopped(x: Any) -> Any:
 class Graph:
     """A formula for a case of inputs. shapes: of inputs, such as [B,T]. By a text it gives what that node has now."""
 
-    def __init__(self, formula: Callable[..., Any], inputs: Values, shapes: Mapping[str, str] = {}):
+    def __init__(self, formula: Callable[..., Any], inputs: Values, shapes: Mapping[str, str] = {}, case: int = 0):
         self.nodes: list[Node] = []
         self.index: dict[str, int] = {}
-        self.shapes, self.inputs, self.given, self.now = shapes, inputs, inputs, list[Any]()
+        self.case, self.shapes, self.inputs, self.given, self.now = case, shapes, inputs, inputs, list[Any]()
         numbers = {n: float(v) if shapes.get(n) == "[]" else v for n, v in inputs.items()}
         given = {n: v if isinstance(v, str) else self.put(Node(is_input, (v,), {}, n, v)) for n, v in numbers.items()}
         with np.errstate(all="ignore"):

@@ -162,21 +162,6 @@ def _of_numbers(
     return _told(follows, float(d[first]), sizes(), range(len(m)), list(k[first] * values[first]), max(1e-6, tolerance))
 
 
-def linear(
-    cases: Sequence[tuple[Floats, Floats, Floats]], tolerance: float, sizes: Products, of: Sequence[int]
-) -> list[Follows]:
-    """The multiples by which numbers follow that are linear in it; empty: they are not."""
-    factors = []
-    for measured, half, base in cases:
-        d = 2 * (base - half)
-        factors.append(1 + float((measured - base) @ d / (d @ d)))
-        if not near(measured, base + (factors[-1] - 1) * d, tolerance) or not 1e-3 < abs(factors[-1]) < 1e3:
-            return []
-    own = max(1e-6, 100 * tolerance)
-    found = sizes.follow(np.array(factors), of, own)[:1] if factors else []
-    return [(round(c) if abs(c - round(c)) < own else c, by) for c, by in found if not by or len(factors) > 2]
-
-
 def searched(
     at: Callable[[float], list[Floats] | None], measured: Sequence[Floats], tolerance: float, scale: float, by: Terms
 ) -> list[Follows]:
