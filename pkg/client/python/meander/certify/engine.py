@@ -57,7 +57,8 @@ def _texts(logits: Any, tokens: Any, reduce: str, **how: Any) -> Any:
 
 def differences(a: Row, b: Row) -> dict[str, float]:
     """How far two rows are from each other, in each field that both have."""
-    return {k: relations.difference(*(np.nan_to_num(_flat(r[k])) for r in (a, b))) for k in _FIELDS if k in a and k in b}
+    both = [k for k in _FIELDS if k in a and k in b]
+    return {k: relations.difference(*(np.nan_to_num(_flat(r[k])) for r in (a, b))) for k in both}
 
 
 def _flat(x: Any) -> Floats:

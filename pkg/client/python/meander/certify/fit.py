@@ -186,10 +186,12 @@ class _Search:
             if (solved := self.factors(way, change, base, name, 1 if count else 6)) is None:
                 continue
             factors, most = solved
-            sound = most and (abs(factors) > 1e-3).all() and (abs(factors) < 1e3).all()
-            found = self.sizes(k).follow(factors[most], most, own)[:1] if sound else []
-            found = [(round(c) if abs(c - round(c)) < own else c, by) for c, by in found if not by or len(most) > 2]
-            if not found and said.get("shape") == "[]" and not count:
+            usable = [j for j in most if 1e-3 < abs(factors[j]) < 1e3]
+            found = self.sizes(k).follow(factors[most], most, own)[:1] if most and usable == most else []
+            found = [(c, by) for c, by in found if not by or len(most) > 2]
+            found = found or [(float(factors[j]), ()) for j in usable if not count]  # a curve may have it in some alone
+            found = list({f"{c:.6g}": (round(c) if abs(c - round(c)) < own else c, by) for c, by in found}.values())
+            if said.get("shape") == "[]" and not count and not any(by for _, by in found):
                 few = dataclasses.replace(way, inputs=[way.inputs[j] for j in most], graphs={})
                 near_to = [self.measured[j] for j in most]
                 for scale, by in [(1.0, ()), (max((i[name] for i in few.inputs), default=0.0), same)]:
