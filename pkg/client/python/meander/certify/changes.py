@@ -161,6 +161,10 @@ def _now(name: str) -> Altered:
     return lambda x, now, held: now[name]
 
 
+def _neutral(to: Any, x: Any, now: Graph, held: Any) -> Any:
+    return np.full_like(x, to)
+
+
 def _negated(x: Any, now: Graph, held: Any) -> Any:
     return -1 * x
 
@@ -236,8 +240,7 @@ def _operation(n: Node, by: str) -> Iterator[Change]:
 
     for k, (to, what) in enumerate(zip(_LEFT_OUT.get(name, ()), shown)):
         if to is not None:
-            out: dict[Site, Altered] = {(n.text, k): lambda x, now, held, to=to: np.full_like(x, to)}
-            yield Change(f"{what} is left out of {n.text}", out, inner=1)
+            yield Change(f"{what} is left out of {n.text}", {(n.text, k): functools.partial(_neutral, to)}, inner=1)
     if n.function is stopped:
         return
     if len(shown) == 1 and not n.options and n.function is not np.negative:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..data.events import TRANSITIONS
 from ..maths import noise
 from .formula import Constant, Values, named, stopped, traced
 
@@ -155,30 +154,44 @@ def _grpo_tokens(
     return np.sum(losses) / (np.maximum(np.sum(mask), 1) if reduce == "token_mean" else np.size(mask))
 
 
+_HALF_PI, _HALF_LN_2_PI = Constant(np.pi / 2, "pi/2"), Constant(np.log(2 * np.pi) / 2, "ln(2 pi)/2")
+
+
+def _drifts(x: Any, v: Any, s: Any, p: Any, g: Any) -> tuple[Any, Any]:
+    dt, drift = named("dt", p - s), named("drift", g**2 / (2 * s))
+    return x * (1 + drift * dt) + v * (1 + drift * (1 - s)) * dt, g * np.sqrt(-dt)
+
+
+def _keeps(x: Any, v: Any, s: Any, p: Any, n: Any, keeps: Any) -> tuple[Any, Any]:
+    return (1 - p) * (x - s * v) + named("keeps", keeps) * (x + (1 - s) * v), n
+
+
+def _sde(x: Any, v: Any, s: Any, p: Any, a: Any, second: Any) -> tuple[Any, Any]:
+    return _drifts(x, v, s, p, named("std_dev_t", a * np.sqrt(s / (1 - np.where(1 - s > 1e-5, s, second)))))
+
+
+def _ddim(x: Any, v: Any, s: Any, p: Any, a: Any, second: Any) -> tuple[Any, Any]:
+    r = named("r", p * (1 - s) / (s * (1 - p)))
+    n = named("noise_std", a * p * np.sqrt(1 - r**2))
+    return _keeps(x, v, s, p, n, np.sqrt(p**2 - n**2))
+
+
+_STEPS: dict[str, Callable[..., tuple[Any, Any]]] = {
+    "sde": _sde, "ddim": _ddim, "dance_sde": lambda x, v, s, p, a, second: _drifts(x, v, s, p, a),
+    "cps": lambda x, v, s, p, a, second: _keeps(x, v, s, p, p * np.sin(a * _HALF_PI), p * np.cos(a * _HALF_PI)),
+}  # fmt: skip
+"""The mean and the noise of what comes next, by latents, velocity, sigma, the next and the second of the schedule, and
+the noise level."""
+
+
 def _log_prob(transition: str) -> Callable[..., Any]:
     def log_prob(
         x: Any, v: Any, next: Any, sigmas: Any, step: Any, noise_level: Any, log_prob_kind: str, reduce: str
     ) -> Any:
         sigma, after = named("sigma", sigmas[step]), named("sigma_next", sigmas[step + 1])
-        dt = named("dt", after - sigma)
-        if transition in ("sde", "dance_sde"):
-            g = noise_level
-            if transition == "sde":
-                below = np.where(1 - sigma > 1e-5, sigma, sigmas[1])
-                g = named("std_dev_t", noise_level * np.sqrt(sigma / (1 - below)))
-            n = named("noise_std", g * np.sqrt(-dt))
-            drift = named("drift", g**2 / (2 * sigma))
-            mean = x * (1 + drift * dt) + v * (1 + drift * (1 - sigma)) * dt
-        else:
-            if transition == "cps":
-                n = named("noise_std", after * np.sin(noise_level * _HALF_PI))
-                keeps = after * np.cos(noise_level * _HALF_PI)
-            else:
-                r = named("r", after * (1 - sigma) / (sigma * (1 - after)))
-                n = named("noise_std", noise_level * after * np.sqrt(1 - r**2))
-                keeps = np.sqrt(after**2 - n**2)
-            mean = (1 - after) * (x - sigma * v) + named("keeps", keeps) * (x + (1 - sigma) * v)
-        value = -((next - named("mean", mean)) ** 2)
+        mean, n = _STEPS[transition](x, v, sigma, after, noise_level, sigmas[1])
+        mean, n = named("mean", mean), named("noise_std", n)
+        value = -((next - mean) ** 2)
         value = value if log_prob_kind == "squared" else value / (2 * n**2)
         value = value - np.log(n) - _HALF_LN_2_PI if log_prob_kind == "density" else value
         return np.sum(value) if reduce == "sum" else np.mean(value)
@@ -186,7 +199,6 @@ def _log_prob(transition: str) -> Callable[..., Any]:
     return log_prob
 
 
-_HALF_PI, _HALF_LN_2_PI = Constant(np.pi / 2, "pi/2"), Constant(np.log(2 * np.pi) / 2, "ln(2 pi)/2")
 _linspace, _normals = traced(np.linspace), traced(noise.normals)
 
 
@@ -266,7 +278,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "losses/ppo": _ppo, "losses/grpo_guard": _ppo, "losses/flow_dppo": _dppo, "losses/diffusion_nft": _nft,
     "losses/gspo": _gspo, "losses/dpo": _dpo, "losses/grpo_tokens": _grpo_tokens,
     "losses/diffusion_opd": lambda mean, teacher_mean, noise_std: np.mean(_divergence(mean, teacher_mean, noise_std)),
-    **{f"transitions/{t}": _log_prob(t) for t, is_ in TRANSITIONS.items() if is_.get("stochastic")},
+    **{f"transitions/{t}": _log_prob(t) for t in _STEPS},
     "transitions/ode": lambda x, v, sigmas, step: x + (sigmas[step + 1] - sigmas[step]) * v,
     "schedules/static": _static, "schedules/dynamic": _dynamic,
     "noise/philox": lambda seed, step, count: _normals(seed, step, count),
