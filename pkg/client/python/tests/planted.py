@@ -253,7 +253,7 @@ FAULTS = {
         ("an update has no effect", "self.served = weights", "pass", "update 1.*ids moves by 0"),
         ("an update takes effect one later", "self.served = weights",
          "self.served, self.before = getattr(self, 'before', 0), weights",
-         "weights 2.*of weights 1.*where 2 are served"),
+         "weights 2.*(of|by) weights 1.*where 2 are served"),
         ("log-probs of the weights at the start", "log_probs.append(self.log_prob(z, y,",
          "z = self.logits(ids, 0); y = z / temperature; y = np.where(y < np.sort(y)[-top_k], -np.inf, y); "
          "log_probs.append(self.log_prob(z, y,", "log-probs of weights 0.*where 1 are served"),

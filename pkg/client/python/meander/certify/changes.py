@@ -2,8 +2,8 @@
 
 They are derived from the graph of its operations alone: an input, a part that has a name, or one place where it is used
 may be negated, shifted, swapped with another of its shape or replaced by it, complemented, without effect or without
-gradient; a setting may have no limit, be squared or be a number; a term, a factor, a limit, a root may be left out; a
-maximum may be a minimum, a mean a sum, a difference turned around.
+gradient; a setting may have no limit, be squared or be a number; a term, a factor, a limit, a root may be left out; an
+operation may be another, over other axes, or turned around.
 """
 
 from __future__ import annotations

@@ -425,7 +425,7 @@ class _Measured:
             for field in held[k]:
                 off, j = min((by[field], j) for j, by in held.items())
                 others = ", ".join(f"{i} {by[field]:.1e}" for i, by in held.items() if i != j)
-                if off == math.inf:
+                if off == math.inf and self.explained and field == "log-probs":
                     yield self.finding(f"weights {k}", "not judged", f"{field} that differ otherwise tell no weights")
                     continue
                 state = "unexplained" if off > allowed else "agrees" if j == k else "differs"

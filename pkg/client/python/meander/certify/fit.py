@@ -102,7 +102,8 @@ class _Search:
             least = min((f.parts for f in out), default=math.inf)
             if least <= count + (count > 0):
                 break
-        return sorted((f for f in out if f.parts == least <= most + 1), key=lambda f: -f.way.odd)
+        least = least if most > 1 or least <= 2 else math.nan  # one change alone explains no more
+        return sorted((f for f in out if f.parts == least), key=lambda f: -f.way.odd)
 
     def together(self, k: int, count: int) -> Iterator[Change]:
         """All changes of so many parts that may give what was measured. Of several none gives alone what another does,

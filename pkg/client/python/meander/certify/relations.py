@@ -24,14 +24,17 @@ def near(got: Floats, want: Floats, tolerance: float) -> bool:
 
 
 def difference(got: Floats, want: Floats) -> float:
-    """The largest difference, as a share of the largest expected magnitude or of 1; infinite if it is no number."""
+    """The largest difference, as a share of the largest expected magnitude or of 1; infinite if one alone is finite."""
     if got.size != want.size:
         return math.inf
     if got.size == 1:
-        off = abs(got.item() - want.item()) / max(1.0, abs(want.item()))
-        return off if off == off else math.inf
-    with np.errstate(invalid="ignore"):
-        off = float(np.abs(got.ravel() - want.ravel()).max(initial=0)) / max(1.0, float(np.abs(want).max(initial=0)))
+        a, b = got.item(), want.item()
+        off = 0.0 if a == b else abs(a - b) / max(1.0, abs(b) if abs(b) < math.inf else 0)
+    else:
+        g, w = got.ravel(), want.ravel()
+        with np.errstate(invalid="ignore"):
+            off = float(np.where(g == w, 0, np.abs(g - w)).max(initial=0))
+            off /= float(np.abs(w[np.isfinite(w)]).max(initial=1))
     return off if off == off else math.inf
 
 
