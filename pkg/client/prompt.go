@@ -292,6 +292,10 @@ type Prune struct {
 	// more samples tell more. So a group is large where that informs, and small where not (number 0 to
 	// 1000000000000000000000000000000). Default: whatever it is.
 	UnlessStdAbove Optional[float64]
+	// Then: has samples that the rewards leave out end, or branch off: each goes on from the state at the step of one
+	// that was chosen, with its own noise, as in particle filters: from that of the best first, then of the next, in
+	// turn. If none is chosen, all go on for themselves (end, branch). Default: end.
+	Then string
 }
 
 // ReflexFlow is the loss of arXiv 2512.04904 for flow models: for it the model is asked at the teacher-forced

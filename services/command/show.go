@@ -370,6 +370,10 @@ func printLogProbs(out io.Writer, trajectories []*schemas.Trajectory) {
 	steps := present.Samples()
 	steps.Row(sampleHeads("step   sigma  runs", trajectories)...)
 	begin, end := trajectories[0].Segment()
+	for _, t := range trajectories {
+		from, _ := t.Segment()
+		begin = min(begin, from)
+	}
 	for i := begin; i < min(end, int64(len(trajectories[0].Sigmas))); i++ { // a failed sample may have none
 		cells := []any{fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], trajectories[0].Transitions[i])}
 		for _, tr := range trajectories {

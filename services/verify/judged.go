@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
@@ -25,7 +26,8 @@ func (s *sample) checkJudgedSteps(ctx context.Context) error {
 	t := s.t
 	begin, _ := t.Segment()
 	for _, k := range t.Group.JudgedSteps() {
-		if n := int(k - begin); n < 1 || n > len(s.steps) || slices.Contains(s.steps[:n], nil) {
+		n := int(k - begin) // 0: the beginning that was judged was given up
+		if n < 0 || n == 0 && t.Sibling() == nil || n > len(s.steps) || slices.Contains(s.steps[:n], nil) {
 			continue // it ended before, or steps are gone, which is counted elsewhere
 		}
 		r := &schemas.StepReward{}
@@ -35,8 +37,8 @@ func (s *sample) checkJudgedSteps(ctx context.Context) error {
 			s.report.StepsGone++
 			continue
 		}
-		if err == nil {
-			err = s.checkJudgedStep(ctx, s.steps[:k-begin], r)
+		if err == nil && n > 0 {
+			err = s.checkJudgedStep(ctx, s.steps[:n], r)
 		}
 		if err == nil {
 			err = s.checkSelection(ctx, r)
@@ -140,13 +142,16 @@ func (s *sample) checkSelection(ctx context.Context, r *schemas.StepReward) erro
 	}
 	again := slices.Clone(e.Members)
 	e.Rule.Select(again)
-	if !slices.EqualFunc(again, e.Members, func(a, b schemas.SelectedMember) bool { return a.Stopped == b.Stopped }) {
+	if !reflect.DeepEqual(again, e.Members) {
 		s.fault(r.StepIndex, "selection: not that of its rule and rewards")
 	}
 	for _, m := range e.Members {
 		if m.SampleIndex == r.SampleIndex && !sameNumber(m.Reward, r.Reward) {
 			s.fault(r.StepIndex, "selection: reward %s, the sample has %s", number(m.Reward), number(r.Reward))
 		}
+	}
+	if !e.FollowedBy(s.t) {
+		s.fault(r.StepIndex, "selection: the sample %s, its trajectory did not", e.Of(r.SampleIndex))
 	}
 	if why := e.Stopped(r.SampleIndex); why != "" && s.t.Error != why {
 		s.fault(r.StepIndex, "selection: the sample ends (%s), its trajectory is %s %s", why, s.t.StopReason, s.t.Error)

@@ -364,6 +364,9 @@ class Prune(TypedDict, total=False):
     unless_std_above: has all of a group go on whose rewards at the step have a standard deviation above
         this: there more samples tell more. So a group is large where that informs, and small where not
         (number 0 to 1000000000000000000000000000000). Default: whatever it is.
+    then: has samples that the rewards leave out end, or branch off: each goes on from the state at the step
+        of one that was chosen, with its own noise, as in particle filters: from that of the best first,
+        then of the next, in turn. If none is chosen, all go on for themselves (end, branch). Default: end.
     """
 
     step_index: int
@@ -389,6 +392,10 @@ class Prune(TypedDict, total=False):
     """has all of a group go on whose rewards at the step have a standard deviation above this: there more samples
     tell more. So a group is large where that informs, and small where not (number 0 to
     1000000000000000000000000000000). Default: whatever it is."""
+    then: Literal["end", "branch"]
+    """has samples that the rewards leave out end, or branch off: each goes on from the state at the step of one
+    that was chosen, with its own noise, as in particle filters: from that of the best first, then of the next,
+    in turn. If none is chosen, all go on for themselves (end, branch). Default: end."""
 
 
 class Ref(TypedDict, total=False):
