@@ -235,7 +235,7 @@ func TestStepRewards_BranchOff(t *testing.T) {
 		t.Errorf("%d images, %+v", len(media), e)
 	}
 	report, err := verify.Run(t.Context(), c.Bus, "killed", verify.Options{Model: []string{"synthetic"}})
-	if err != nil || !report.OK(0) || report.Predictions != 3 || report.Steps != 3*10+5*6 {
+	if err != nil || !report.OK(0) || report.Predictions != judgedSize || report.Steps != 3*10+5*6 {
 		t.Errorf("%v, %+v", err, report)
 	}
 	read, err := results.Read(t.Context(), c.Bus, "killed")

@@ -111,6 +111,8 @@ type StepReward struct {
 	Latents *Tensor  `msgpack:"latents,omitempty"`
 	// ContentDigest is that of the steps that have run, as of a trajectory that ends with them.
 	ContentDigest string `msgpack:"content_digest" form:"digest"`
+	// WeightsDigest is that of the weights that took them.
+	WeightsDigest string `msgpack:"weights_digest,omitempty" size:"0..MaxName" absent:"of several versions, or not known"`
 	// Scored is when the last of its scores was there, Unix nanoseconds.
 	Scored int64 `msgpack:"scored" range:"0.."`
 }

@@ -311,7 +311,7 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 		for _, x := range (*schemas.Settings)(&t.Sampling).Extras() {
 			line("%s %s", x[0], x[1])
 		}
-		if ran := segmentLine(t); ran != "" {
+		if ran := segmentLine(t); ran != "" && t.Sibling() == nil {
 			line("%s", ran)
 		}
 		line("schedule %.16s weights %.16s", t.ScheduleDigest, t.WeightsDigest)
@@ -327,10 +327,16 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", outcomes.Group(adv), adv.Estimator, adv.Scale,
 			adv.StdBasis, adv.TrainedSteps, results.Number(adv.Mean, "%.6f"), results.Number(adv.Std, "%.6f"),
 			adv.Error)
-		t := present.New("SAMPLE", "STATUS", "REWARD", "ADVANTAGE", "TRAJECTORY")
+		t := present.New("SAMPLE", "STATUS", "REWARD", "ADVANTAGE", "TRAJECTORY", "")
 		for _, m := range adv.Members {
+			from := ""
+			for _, made := range trajectories {
+				if at := made.Sibling(); at != nil && made.SampleIndex == m.SampleIndex && made.Group.Tree == nil {
+					from = fmt.Sprintf("from #%d at step %d", at.SampleIndex, at.StepIndex)
+				}
+			}
 			t.Row(m.SampleIndex, m.Status, results.Number(m.Reward, "%.6f"), results.Number(m.Advantage, "%+.6f"),
-				m.TrajectorySeq)
+				m.TrajectorySeq, from)
 		}
 		fmt.Fprintln(out)
 		t.Print(out)

@@ -159,6 +159,9 @@ func (s *service) judgeStep(ctx context.Context, q *schemas.StepQuestion, t *sch
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, StepIndex: q.StepIndex,
 		Media: t.Media, Latents: q.Latents, ContentDigest: t.ContentDigest,
 	}
+	if t.PolicyVersionMin == t.PolicyVersionMax {
+		r.WeightsDigest = t.WeightsDigest
+	}
 	_, err := s.bus.StoredEvent(ctx, schemas.StreamVerdicts, r.Subject(), &schemas.StepReward{}, nil)
 	if !errors.Is(err, bus.ErrNotFound) {
 		return err

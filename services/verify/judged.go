@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
@@ -26,8 +27,8 @@ func (s *sample) checkJudgedSteps(ctx context.Context) error {
 	t := s.t
 	begin, _ := t.Segment()
 	for _, k := range t.Group.JudgedSteps() {
-		n := int(k - begin) // 0: the beginning that was judged was given up
-		if n < 0 || n == 0 && t.Sibling() == nil || n > len(s.steps) || slices.Contains(s.steps[:n], nil) {
+		n, givenUp := int(k-begin), k <= begin && t.Sibling() != nil
+		if !givenUp && (n < 1 || n > len(s.steps) || slices.Contains(s.steps[:n], nil)) {
 			continue // it ended before, or steps are gone, which is counted elsewhere
 		}
 		r := &schemas.StepReward{}
@@ -37,7 +38,11 @@ func (s *sample) checkJudgedSteps(ctx context.Context) error {
 			s.report.StepsGone++
 			continue
 		}
-		if err == nil && n > 0 {
+		switch {
+		case err != nil:
+		case givenUp:
+			err = s.checkGivenUp(ctx, r)
+		default:
 			err = s.checkJudgedStep(ctx, s.steps[:n], r)
 		}
 		if err == nil {
@@ -88,6 +93,35 @@ func (s *sample) checkJudgedStep(ctx context.Context, steps []*schemas.Step, r *
 		return nil
 	}
 	s.report.Predictions++
+	return nil
+}
+
+// checkGivenUp takes the steps again that a sample gave up to go on from another, whose events are gone, and compares
+// the prediction after them with what was judged.
+func (s *sample) checkGivenUp(ctx context.Context, r *schemas.StepReward) error {
+	if r.WeightsDigest == "" {
+		s.report.StepsSkipped++ // not known which weights took which of them
+		return nil
+	}
+	plan := sampling.Plan(&s.t.Sampling)
+	plan.Begin, plan.End = 0, int(r.StepIndex)
+	x := make([]float32, s.t.LatentsShape[0]*s.t.LatentsShape[1])
+	sampling.InitialNoise(x, &s.t.Sampling)
+	tensor.DType(s.t.LatentsDType).Round(x)
+	var prediction []float32
+	err := s.takeSteps(ctx, plan, x, func(int) string { return r.WeightsDigest }, func(step *flow.Step) {
+		prediction = images.Predicted(step.X, step.Velocity, step.Sigma)
+	})
+	if err != nil || prediction == nil {
+		return err
+	}
+	s.report.Predictions++
+	if err := s.comparePrediction(ctx, prediction, r); err != nil {
+		if end := s.endsRun(ctx, s.version, err); end != nil {
+			return end
+		}
+		s.fault(r.StepIndex, "prediction: %v", err)
+	}
 	return nil
 }
 

@@ -2376,6 +2376,8 @@ export interface StepReward {
   latents?: Tensor | null;
   /** content_digest is that of the steps that have run, as of a trajectory that ends with them. */
   content_digest: string;
+  /** weights_digest is that of the weights that took them. Default: of several versions, or not known. */
+  weights_digest?: string | null;
   /** scored is when the last of its scores was there, Unix nanoseconds. */
   scored: Integer;
 }
@@ -3228,7 +3230,7 @@ export const structs: Record<string, Record<string, string>> = {
   Start: {"branch":"Branch?","data":"Data?","latents":"Tensor?","sigma":"number?","step_index":"int?"},
   Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},
   StepRef: {"attempt":"str?","digest":"str","seq":"int"},
-  StepReward: {"content_digest":"str","error":"str?","group_size":"int","latents":"Tensor?","media":"[Medium]?","reward":"number?","run":"str","sample_index":"int","scored":"int","scores":"[Score]","status":"str","step_index":"int","uid":"str","v":"int"},
+  StepReward: {"content_digest":"str","error":"str?","group_size":"int","latents":"Tensor?","media":"[Medium]?","reward":"number?","run":"str","sample_index":"int","scored":"int","scores":"[Score]","status":"str","step_index":"int","uid":"str","v":"int","weights_digest":"str?"},
   StepSeed: {"seed":"int","step_index":"int"},
   StepTrack: {"elements":"int","log_prob":"number?","log_prob_sum":"number?","name":"str","shape":"[int]"},
   Stop: {"decode":"bool?","sigma":"number?","step_index":"int?"},

@@ -4651,6 +4651,8 @@ class StepReward(TypedDict):
     latents: media are the decoded prediction; none where all functions see latents, the prediction itself,
         F32 [S, C] (map).
     content_digest: that of the steps that have run, as of a trajectory that ends with them (digest).
+    weights_digest: that of the weights that took them (text, 0 to 256 bytes). Default: of several versions,
+        or not known.
     scored: when the last of its scores was there, Unix nanoseconds (integer ≥ 0).
     """
 
@@ -4685,6 +4687,8 @@ class StepReward(TypedDict):
     (map)."""
     content_digest: str
     """that of the steps that have run, as of a trajectory that ends with them (digest)."""
+    weights_digest: NotRequired[str | None]
+    """that of the weights that took them (text, 0 to 256 bytes). Default: of several versions, or not known."""
     scored: int
     """when the last of its scores was there, Unix nanoseconds (integer ≥ 0)."""
 
