@@ -83,7 +83,7 @@ func (p *prover) checkJudged(t *schemas.Trajectory) (n int, ended bool, verdict,
 		case chosen == "" && here:
 			return n, ended, Broken, fmt.Sprintf("it ended (%s), and was not chosen to", t.Error)
 		case e != nil && !e.FollowedBy(t):
-			return n, ended, Broken, "it did not go on from where it was chosen to: it " + e.Of(t.SampleIndex).String()
+			return n, ended, Broken, fmt.Sprintf("it %s, its trajectory did not", e.Of(t.SampleIndex))
 		}
 		ended = ended || chosen != ""
 	}

@@ -307,7 +307,7 @@ func (s *service) judgeStep(ctx context.Context, a *attempt) error {
 	case answer.Stopped != "":
 		return &prunedError{answer.Stopped}
 	case q.Prune != nil:
-		if branches, err := s.branchOff(ctx, a.req); branches || err != nil {
+		if branches, err := s.bus.BranchOff(ctx, a.req); branches || err != nil {
 			return cmp.Or(err, errParentPending)
 		}
 	}

@@ -109,25 +109,6 @@ func (s *service) loadBranch(ctx context.Context, req *schemas.Request) (*schema
 	return state, nil
 }
 
-// branchOff has a request begin with the state of another of its group, where the rule of their prompt has decided so:
-// that is stored once, for all attempts. It reports whether it does.
-func (s *service) branchOff(ctx context.Context, req *schemas.Request) (bool, error) {
-	if !req.Prune.BranchesOff() {
-		return false, nil
-	}
-	e := &schemas.Selection{}
-	_, err := s.bus.StoredEvent(ctx, schemas.StreamVerdicts,
-		schemas.SelectionSubject(req.Run, req.UID, req.Prune.StepIndex), e, nil)
-	switch {
-	case errors.Is(err, bus.ErrNotFound):
-		return false, nil
-	case err != nil:
-		return false, fmt.Errorf("look up which sample to go on from: %w", err)
-	}
-	req.Follow(e)
-	return req.Start != nil, nil
-}
-
 // parentError returns errParentPending if the parent is in the queue or parked; else it is probably never made.
 func (s *service) parentError(ctx context.Context, req *schemas.Request) error {
 	at := req.Start.Branch

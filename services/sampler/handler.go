@@ -38,7 +38,7 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 			return bus.Garbage(schemas.CodeInvalid, fault)
 		}
 	}
-	if _, err := s.branchOff(ctx, &req); err != nil {
+	if _, err := s.bus.BranchOff(ctx, &req); err != nil {
 		return err
 	}
 	if policy := s.versions.Newest().Policy; !s.takes(ctx, policy, &req) {
@@ -138,7 +138,7 @@ func (s *service) storeFailure(ctx context.Context, m *bus.Message, cause error)
 	if schemas.DecodeValid(m.Data, &req) != nil {
 		return nil // it names no sample
 	}
-	if _, err := s.branchOff(ctx, &req); err != nil {
+	if _, err := s.bus.BranchOff(ctx, &req); err != nil {
 		return err
 	}
 	policy := s.versions.Newest().Policy
