@@ -59,6 +59,23 @@ def test_prune(run):
     run(test)
 
 
+def test_branch_off(run):
+    """Samples that rewards leave out are parts of a rollout: their own steps, and the parent that they went on from."""
+
+    async def test(client, name):
+        await client.publish(
+            name, "a red fox", uid="fox", group_size=4, num_inference_steps=4,
+            reward=[{"name": "synthetic", "at_steps": [2]}], prune={"step_index": 2, "keep": 1, "then": "branch"},
+        )
+        batch = await first(client.batches(name, groups=1))
+        starts = [s.facts.get("start") for s in batch.samples]
+        best = starts.index(None)
+        assert [s and s["branch"]["sample_index"] for s in starts] == [None if i == best else best for i in range(4)]
+        assert batch["mask"].sum(axis=1).tolist() == [4 if i == best else 2 for i in range(4)]
+
+    run(test)
+
+
 def test_refused(run):
     async def test(client, name):
         with pytest.raises(meander.Refused, match="there is no such run"):
