@@ -8,7 +8,8 @@ import (
 )
 
 // Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of their
-// group at the step leave out. The group closes without them, as without samples that failed.
+// group at the step leave out, unless these branch off. The group closes without those that end, as without samples
+// that failed.
 type Prune struct {
 	// StepIndex is the boundary at which samples are judged: the steps before it have run.
 	StepIndex int64 `msgpack:"step_index" range:"1..MaxSteps-1" flag:"prune-step"`
@@ -28,9 +29,9 @@ type Prune struct {
 	// UnlessStdAbove has all of a group go on whose rewards at the step have a standard deviation above this: there
 	// more samples tell more. So a group is large where that informs, and small where not.
 	UnlessStdAbove *float64 `msgpack:"unless_std_above,omitempty" range:"0..MaxScore" absent:"whatever it is" flag:"prune-unless-std-above"`
-	// Then has samples that the rewards leave out end, or branch off: each goes on from the state at the step of one that
-	// was chosen, with its own noise, as in particle filters: from that of the best first, then of the next, in turn. If
-	// none is chosen, all go on for themselves.
+	// Then has samples that the rewards leave out end, or branch off: each goes on from the state at the step of one
+	// that was chosen, with its own noise, as in particle filters: from that of the best first, then of the next, in
+	// turn. If none is chosen, all go on for themselves.
 	Then string `msgpack:"then,omitempty" enum:"PruneEnds" absent:"end" flag:"prune-then"`
 }
 

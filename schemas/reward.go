@@ -117,8 +117,8 @@ type StepReward struct {
 	Scored int64 `msgpack:"scored" range:"0.."`
 }
 
-// Selection says which samples of a group end at a step, or go on from others, by the rule of its prompt for the rewards
-// of steps. It is stored once, before any of them ends or goes on.
+// Selection says which samples of a group end at a step, or go on from others, by the rule of its prompt for the
+// rewards of steps. It is stored once, before any of them ends or goes on.
 type Selection struct {
 	V         int64 `msgpack:"v"`
 	Run       Run   `msgpack:"run" form:"token"`
@@ -205,8 +205,8 @@ func (e *StepReward) checkRules(f *faults) {
 	}
 }
 
-// checkRules checks that members come once, in order, and that none ends without a reward, or goes on from one that does
-// not go on itself.
+// checkRules checks that members come once, in order, and that none ends without a reward, or goes on from one that
+// does not go on itself.
 func (e *Selection) checkRules(f *faults) {
 	last := int64(-1)
 	for i := range e.Members {

@@ -267,7 +267,8 @@ type Prompt struct {
 }
 
 // Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of
-// their group at the step leave out. The group closes without them, as without samples that failed.
+// their group at the step leave out, unless these branch off. The group closes without those that end, as without
+// samples that failed.
 type Prune struct {
 	// StepIndex: the boundary at which samples are judged: the steps before it have run (integer 1 to 999).
 	StepIndex int64

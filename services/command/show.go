@@ -329,14 +329,8 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 			adv.Error)
 		t := present.New("SAMPLE", "STATUS", "REWARD", "ADVANTAGE", "TRAJECTORY", "")
 		for _, m := range adv.Members {
-			from := ""
-			for _, made := range trajectories {
-				if at := made.Sibling(); at != nil && made.SampleIndex == m.SampleIndex && made.Group.Tree == nil {
-					from = fmt.Sprintf("from #%d at step %d", at.SampleIndex, at.StepIndex)
-				}
-			}
 			t.Row(m.SampleIndex, m.Status, results.Number(m.Reward, "%.6f"), results.Number(m.Advantage, "%+.6f"),
-				m.TrajectorySeq, from)
+				m.TrajectorySeq, siblingText(trajectories, m.SampleIndex))
 		}
 		fmt.Fprintln(out)
 		t.Print(out)
@@ -368,6 +362,16 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 		return
 	}
 	printLogProbs(out, trajectories)
+}
+
+// siblingText says from which other of its group a sample went on, as the rewards at a step had it; "": it did not.
+func siblingText(trajectories []*schemas.Trajectory, sample int64) string {
+	for _, t := range trajectories {
+		if at := t.Sibling(); at != nil && t.SampleIndex == sample && t.Group.Tree == nil {
+			return fmt.Sprintf("from #%d at step %d", at.SampleIndex, at.StepIndex)
+		}
+	}
+	return ""
 }
 
 // printLogProbs shows the log-probs of all samples, with a row for each step.

@@ -273,7 +273,8 @@ const (
 func (a *attempt) isJudged() bool { return len(a.judged) > 0 && a.recorder.Next() >= a.judged[0] }
 
 // judgeStep has the reward service judge a sample by its prediction, and waits until that is stored and, where the
-// prompt has a rule for it, decided: a *prunedError ends the sample, errParentPending has it begin again from another. Meanwhile its slot is free for another request.
+// prompt has a rule for it, decided: a *prunedError ends the sample, errParentPending has it begin again from another.
+// Meanwhile its slot is free for another request.
 func (s *service) judgeStep(ctx context.Context, a *attempt) error {
 	step := a.judged[0]
 	a.judged = a.judged[1:]

@@ -1262,7 +1262,7 @@ export interface Provenance {
   timings: SampleTimings;
 }
 
-/** Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of their group at the step leave out. The group closes without them, as without samples that failed. */
+/** Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of their group at the step leave out, unless these branch off. The group closes without those that end, as without samples that failed. */
 export interface Prune {
   /** step_index is the boundary at which samples are judged: the steps before it have run. */
   step_index: number;
