@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -142,6 +143,44 @@ func TestProve_Selections(t *testing.T) {
 	other := said3(func(e *schemas.StepReward) { e.Media[0].Digest = strings.Repeat("0", len(e.Media[0].Digest)) })
 	if _, whole := proved(t, other, nil); whole {
 		t.Error("another prediction is not found")
+	}
+}
+
+// Who went on from whom is computed again, too, with the beginnings that were given up, and a change of it is found.
+func TestProve_BranchOff(t *testing.T) {
+	t.Parallel()
+	w := start(t, nil)
+	rule := keeps(2)
+	rule.Then = schemas.ThenBranch
+	w.publish(t, "r", judgedPrompt(rule, schemas.RewardSpec{Name: "synthetic", AtSteps: []int64{judgedStep}}))
+	group := w.advantages(t, "r", 1)["g"]
+	made := trajectoriesOf(t, w.Bus, "r")[0]
+	learned(t, w.Bus, group, &schemas.Policy{
+		Lane: made.Lane, Tenant: schemas.TenantMain, BaseDigest: made.WeightsDigest,
+		WeightsDigest: made.WeightsDigest,
+	})
+	archive, e := archiveOf(t, w.Bus, "r"), w.chosen(t, "r")
+	child := slices.IndexFunc(e.Members, func(m schemas.SelectedMember) bool { return m.Parent != nil })
+	other := slices.IndexFunc(e.Members, func(m schemas.SelectedMember) bool {
+		return m.Parent == nil && m.SampleIndex != *e.Members[child].Parent
+	})
+	said := schemas.StepRewardSubject("r", "g", int64(child), judgedStep)
+	for want, of := range map[string][]byte{
+		"": archive,
+		fmt.Sprintf("selections broken: g #%d: it goes on from #%d, its trajectory did not", child, other): edited(t,
+			archive, schemas.StreamVerdicts, e.Subject(), func(e *schemas.Selection) {
+				e.Members[child].Parent = new(int64(other))
+			}),
+		fmt.Sprintf("trajectories broken: g #%d step %d: prediction", child, judgedStep): edited(t, archive,
+			schemas.StreamVerdicts, said, func(e *schemas.StepReward) {
+				e.Media[0].Digest = strings.Repeat("0", len(e.Media[0].Digest))
+			}),
+	} {
+		faults, whole := proved(t, of, nil)
+		found := slices.ContainsFunc(faults, func(f string) bool { return strings.Contains(f, want) })
+		if whole != (want == "") || !found && want != "" {
+			t.Errorf("%q: proved %t, %q", want, whole, faults)
+		}
 	}
 }
 

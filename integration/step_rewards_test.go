@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/meander-rl/meander/pkg/bus/bustest"
+	"github.com/meander-rl/meander/pkg/results"
 	"github.com/meander-rl/meander/schemas"
 	"github.com/meander-rl/meander/services/verify"
 )
@@ -180,5 +181,65 @@ func TestStepRewards_Killed(t *testing.T) {
 			len(a.Steps) != len(b.Steps) || a.Error != b.Error {
 			t.Errorf("sample %d: %+v %s, %+v %s", i, m, a.ContentDigest, k, b.ContentDigest)
 		}
+	}
+}
+
+// Samples that the rule leaves out go on from the chosen ones, with noise of their own; whatever dies, the same do. The
+// group has an image of each, and all of it is made again.
+func TestStepRewards_BranchOff(t *testing.T) {
+	t.Parallel()
+	c := assemble(t)
+	c.answerLooks(t, func(int64) bool { return true })
+	c.up(t, stages...)
+	rewards := []schemas.RewardSpec{{Name: "synthetic"}, looks(true)}
+	rule := keeps(3)
+	rule.Then = schemas.ThenBranch
+	c.publish(t, "whole", judgedPrompt(nil, rewards...))
+	c.advantages(t, "whole", 1)
+	c.publish(t, "calm", judgedPrompt(rule, rewards...))
+	c.advantages(t, "calm", 1)
+	c.publish(t, "killed", judgedPrompt(rule, rewards...))
+	e := c.chosen(t, "killed")
+	c.serving["sampler"].Kill() // the chosen go on, the others wait for them
+	c.serving["reward"].Kill()
+	c.up(t, "sampler", "reward")
+	if a := c.advantages(t, "killed", 1)["g"]; a.Status != schemas.StatusComplete || a.TrainedSteps != 10 {
+		t.Errorf("%s %s, %d steps", a.Status, a.Error, a.TrainedSteps)
+	}
+	whole, calm := trajectoriesOf(t, c.Bus, "whole"), trajectoriesOf(t, c.Bus, "calm")
+	media := map[string]bool{}
+	for i, made := range trajectoriesOf(t, c.Bus, "killed") {
+		media[made.Medium(schemas.KindImage).Digest] = true
+		from, of := e.Of(int64(i)).Parent, whole[i]
+		if from != nil {
+			of = whole[int(*from)]
+			if at := made.Sibling(); at == nil || at.SampleIndex != *from || made.Start.StepIndex != judgedStep {
+				t.Errorf("sample %d begins with %+v; must with #%d", i, made.Start, *from)
+			}
+		}
+		path, err := c.client.Path(t.Context(), made)
+		if err != nil || len(path) != 10 {
+			t.Fatalf("sample %d: a path of %d steps, %v", i, len(path), err)
+		}
+		for k, step := range path {
+			same := *step.Step.LogProb == *of.LogProbs[k]
+			if same != (k < judgedStep || from == nil) {
+				t.Errorf("sample %d: step %d is that of #%d: %t", i, k, of.SampleIndex, same)
+			}
+		}
+		if made.ContentDigest != calm[i].ContentDigest {
+			t.Errorf("sample %d is not that of the calm run", i)
+		}
+	}
+	if len(media) != judgedSize || e.SavedEvaluations != 0 {
+		t.Errorf("%d images, %+v", len(media), e)
+	}
+	report, err := verify.Run(t.Context(), c.Bus, "killed", verify.Options{Model: []string{"synthetic"}})
+	if err != nil || !report.OK(0) || report.Predictions != judgedSize || report.Steps != 3*10+5*6 {
+		t.Errorf("%v, %+v", err, report)
+	}
+	read, err := results.Read(t.Context(), c.Bus, "killed")
+	if s := read.Summary; err != nil || s.Evaluations != 80 || s.FlatEvaluations != 80 || s.SavedEvaluations != 0 {
+		t.Errorf("%v, %+v", err, s)
 	}
 }

@@ -298,6 +298,7 @@ var (
 	ZeroStdPolicies = []string{GroupKeep, GroupDrop, GroupRefill}
 	// KeepRules are by what Prune chooses the samples that go on.
 	KeepRules      = []string{KeepHighest, KeepSpread}
+	PruneEnds      = []string{ThenEnd, ThenBranch}
 	FailedPolicies = []string{GroupKeep, GroupRefill}
 	TeacherCodes   = []string{CodeUnknownSample, CodeGone, CodeUnfit, CodeInvalid, CodeFailed}
 	ControlActions = []string{ControlCancel, ControlPause, ControlResume, ControlPrune, ControlStatus}

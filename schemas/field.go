@@ -177,7 +177,7 @@ var enums = map[string][]string{
 	"StdBases":   StdBases, "StdScales": StdScales, "StopReasons": StopReasons, "SwapRules": SwapRules,
 	"TeacherCodes": TeacherCodes, "UnknownPolicies": UnknownPolicies, "VerifyModes": VerifyModes,
 	"WindowStrategies": WindowStrategies, "ZeroStdPolicies": ZeroStdPolicies,
-	"KeepRules": KeepRules,
+	"KeepRules": KeepRules, "PruneEnds": PruneEnds,
 }
 
 var fieldsOf sync.Map // reflect.Type -> []Field

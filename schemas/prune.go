@@ -8,7 +8,8 @@ import (
 )
 
 // Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of their
-// group at the step leave out. The group closes without them, as without samples that failed.
+// group at the step leave out, unless these branch off. The group closes without those that end, as without samples
+// that failed.
 type Prune struct {
 	// StepIndex is the boundary at which samples are judged: the steps before it have run.
 	StepIndex int64 `msgpack:"step_index" range:"1..MaxSteps-1" flag:"prune-step"`
@@ -28,7 +29,17 @@ type Prune struct {
 	// UnlessStdAbove has all of a group go on whose rewards at the step have a standard deviation above this: there
 	// more samples tell more. So a group is large where that informs, and small where not.
 	UnlessStdAbove *float64 `msgpack:"unless_std_above,omitempty" range:"0..MaxScore" absent:"whatever it is" flag:"prune-unless-std-above"`
+	// Then has samples that the rewards leave out end, or branch off: each goes on from the state at the step of one
+	// that was chosen, with its own noise, as in particle filters: from that of the best first, then of the next, in
+	// turn. If none is chosen, all go on for themselves.
+	Then string `msgpack:"then,omitempty" enum:"PruneEnds" absent:"end" flag:"prune-then"`
 }
+
+// What becomes of samples that Prune leaves out.
+const (
+	ThenEnd    = "end"
+	ThenBranch = "branch"
+)
 
 // Rules by which Prune chooses the samples that go on.
 const (
@@ -40,6 +51,9 @@ const (
 func (p *Prune) ByReward() bool {
 	return p != nil && (p.RewardBelow != nil || p.Keep != nil || p.Evaluations != nil)
 }
+
+// BranchesOff reports whether samples that rewards leave out go on from others of their group.
+func (p *Prune) BranchesOff() bool { return p != nil && p.Then == ThenBranch }
 
 // ByLogProb reports whether log-probs decide.
 func (p *Prune) ByLogProb() bool { return p.LogProbBelow != nil || p.LogProbAbove != nil }
@@ -56,6 +70,14 @@ func (p *Prune) checkRules(f *faults) {
 	}
 	if p.UnlessStdAbove != nil && !chooses {
 		f.add("unless_std_above", formatFloat(*p.UnlessStdAbove), "must be absent without keep or evaluations")
+	}
+	switch {
+	case !p.BranchesOff():
+	case p.Evaluations != nil:
+		f.add("then", quote(p.Then), "must be end beside evaluations: samples that branch off save none; give keep")
+	case p.ByLogProb() || !p.ByReward():
+		f.add("then", quote(p.Then), "must be end unless rewards alone decide: give keep or reward_below, and no "+
+			"log_prob_below or log_prob_above")
 	}
 }
 
@@ -81,13 +103,29 @@ func (p *Prune) Judge(logProbs []*float64) string {
 	return ""
 }
 
-// Select sets which members end at StepIndex, by their rewards there. It depends on the members alone; of equal
-// rewards the first go on.
+// Select sets which members end at StepIndex, or go on from which others, by their rewards there. It depends on the
+// members alone; of equal rewards the first go on.
 func (p *Prune) Select(members []SelectedMember) {
-	var left []int
+	chosen := p.choose(members)
+	if !p.BranchesOff() {
+		return
+	}
+	turn := 0
 	for i := range members {
 		m := &members[i]
-		switch m.Stopped = ""; {
+		if m.Stopped != "" && len(chosen) > 0 {
+			m.Parent = new(members[chosen[turn%len(chosen)]].SampleIndex)
+			turn++
+		}
+		m.Stopped = ""
+	}
+}
+
+// choose sets which members do not go on for themselves, and returns those that were chosen to, the best first.
+func (p *Prune) choose(members []SelectedMember) (left []int) {
+	for i := range members {
+		m := &members[i]
+		switch m.Stopped, m.Parent = "", nil; {
 		case m.Reward == nil:
 		case p.RewardBelow != nil && *m.Reward < *p.RewardBelow:
 			m.Stopped = fmt.Sprintf("step %d: reward %.6g; must not be below %.6g", p.StepIndex, *m.Reward,
@@ -96,16 +134,16 @@ func (p *Prune) Select(members []SelectedMember) {
 			left = append(left, i)
 		}
 	}
-	if p.Keep == nil || int64(len(left)) <= *p.Keep {
-		return
-	}
 	slices.SortStableFunc(left, func(a, b int) int { return cmp.Compare(*members[b].Reward, *members[a].Reward) })
+	if p.Keep == nil || int64(len(left)) <= *p.Keep {
+		return left
+	}
 	rewards := make([]float64, len(left)) // falling
 	for i, of := range left {
 		rewards[i] = *members[of].Reward
 	}
 	if _, std := meanStd(rewards); p.UnlessStdAbove != nil && std > *p.UnlessStdAbove {
-		return
+		return left
 	}
 	keep := int(*p.Keep)
 	high := keep
@@ -116,6 +154,7 @@ func (p *Prune) Select(members []SelectedMember) {
 		members[of].Stopped = fmt.Sprintf("step %d: reward %.6g; %d of %d go on, by %s", p.StepIndex,
 			*members[of].Reward, keep, len(left), cmp.Or(p.KeepBy, KeepHighest))
 	}
+	return slices.Delete(left, high, len(left)-(keep-high))
 }
 
 // widest returns how many of the highest rewards, which fall, have the largest variance together with the lowest, keep

@@ -1,6 +1,7 @@
 package schemas
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -110,19 +111,21 @@ type StepReward struct {
 	Latents *Tensor  `msgpack:"latents,omitempty"`
 	// ContentDigest is that of the steps that have run, as of a trajectory that ends with them.
 	ContentDigest string `msgpack:"content_digest" form:"digest"`
+	// WeightsDigest is that of the weights that took them.
+	WeightsDigest string `msgpack:"weights_digest,omitempty" size:"0..MaxName" absent:"of several versions, or not known"`
 	// Scored is when the last of its scores was there, Unix nanoseconds.
 	Scored int64 `msgpack:"scored" range:"0.."`
 }
 
-// Selection says which samples of a group end at a step, by the rule of its prompt for the rewards of steps. It is
-// stored once, before any of them ends or goes on.
+// Selection says which samples of a group end at a step, or go on from others, by the rule of its prompt for the
+// rewards of steps. It is stored once, before any of them ends or goes on.
 type Selection struct {
 	V         int64 `msgpack:"v"`
 	Run       Run   `msgpack:"run" form:"token"`
 	UID       UID   `msgpack:"uid" form:"token"`
 	GroupSize int64 `msgpack:"group_size" range:"1..MaxGroupSize"`
 	StepIndex int64 `msgpack:"step_index" range:"1..MaxSteps-1"`
-	// Rule is that of the prompt: Rule.Select gives which members end.
+	// Rule is that of the prompt: Rule.Select gives what becomes of the members.
 	Rule Prune `msgpack:"rule"`
 	// Members are the samples with a reward at the step. Others go on: they came too late, or have ended before.
 	Members []SelectedMember `msgpack:"members" size:"0..MaxGroupSize"`
@@ -139,6 +142,8 @@ type SelectedMember struct {
 	Reward *float64 `msgpack:"reward" range:"-MaxScore..MaxScore"`
 	// Stopped says why the sample ends; absent: it goes on.
 	Stopped string `msgpack:"stopped,omitempty" size:"0..MaxText,cut"`
+	// Parent is the sample whose state at the step it goes on from; absent: its own.
+	Parent *int64 `msgpack:"parent,omitempty" range:"0..MaxGroupSize-1"`
 }
 
 // StepQuestion asks the reward service about a sample that is in the middle (core NATS, StepScoreSubject). It is not
@@ -200,7 +205,8 @@ func (e *StepReward) checkRules(f *faults) {
 	}
 }
 
-// checkRules checks that members come once, in order, and that none ends without a reward.
+// checkRules checks that members come once, in order, and that none ends without a reward, or goes on from one that
+// does not go on itself.
 func (e *Selection) checkRules(f *faults) {
 	last := int64(-1)
 	for i := range e.Members {
@@ -211,17 +217,50 @@ func (e *Selection) checkRules(f *faults) {
 		if last = m.SampleIndex; m.Stopped != "" && m.Reward == nil {
 			g.add("stopped", quote(m.Stopped), "must be absent without a reward")
 		}
+		if m.Parent == nil {
+			continue
+		}
+		if of := e.Of(*m.Parent); m.Stopped != "" || of.Reward == nil || of.Stopped != "" || of.Parent != nil {
+			g.add("parent", itoa(*m.Parent), "must be a member with a reward that goes on, of one that does not end")
+		}
 	}
 }
 
 // Stopped returns why a sample ends; "": it goes on.
-func (e *Selection) Stopped(sample int64) string {
+func (e *Selection) Stopped(sample int64) string { return e.Of(sample).Stopped }
+
+// Of returns what is said of a sample; of one that is no member, that it goes on.
+func (e *Selection) Of(sample int64) SelectedMember {
 	for _, m := range e.Members {
 		if m.SampleIndex == sample {
-			return m.Stopped
+			return m
 		}
 	}
-	return ""
+	return SelectedMember{SampleIndex: sample}
+}
+
+// String says what becomes of the sample.
+func (m SelectedMember) String() string {
+	if m.Parent != nil {
+		return "goes on from #" + itoa(*m.Parent)
+	}
+	return cmp.Or(m.Stopped, "goes on")
+}
+
+// FollowedBy reports whether a sample began where the selection says; one that did not complete may have ended before.
+func (e *Selection) FollowedBy(t *Trajectory) bool {
+	at, parent := t.Sibling(), e.Of(t.SampleIndex).Parent
+	if at == nil || parent == nil {
+		return at == nil && (parent == nil || t.StopReason != StopCompleted)
+	}
+	return at.SampleIndex == *parent && at.StepIndex == e.StepIndex
+}
+
+// Follow has a request begin where the selection says.
+func (r *Request) Follow(e *Selection) {
+	if parent := e.Of(r.SampleIndex).Parent; parent != nil {
+		r.BranchOff(&Branch{Run: r.Run, UID: r.UID, SampleIndex: *parent, StepIndex: e.StepIndex})
+	}
 }
 
 // JudgedAt reports whether the function judges samples at a step, too.

@@ -73,14 +73,40 @@ type SegmentStop struct {
 	Decode bool `msgpack:"decode,omitempty"`
 }
 
-// TrainedSteps returns the number of stochastic steps on the way to where the sample ends: its own, and for a leaf of a
-// tree also those of the samples that it branched off from. For a text it is 1.
+// BranchOff has a request begin with a state that another sample stores, and store none from before.
+func (e *Request) BranchOff(at *Branch) {
+	e.Start = &SegmentStart{StepIndex: at.StepIndex, Branch: at}
+	e.ReturnStepIndices = slices.DeleteFunc(slices.Clone(e.ReturnStepIndices),
+		func(k int64) bool { return k < at.StepIndex })
+	e.CheckpointStepIndices = slices.DeleteFunc(slices.Clone(e.CheckpointStepIndices),
+		func(k int64) bool { return k <= at.StepIndex })
+}
+
+// KeepState has the state before step k stored, for others to begin with.
+func (o *Outputs) KeepState(k int64) {
+	if !slices.Contains(o.ReturnStepIndices, k) {
+		o.ReturnStepIndices = append(slices.Clone(o.ReturnStepIndices), k)
+		slices.Sort(o.ReturnStepIndices)
+	}
+}
+
+// Sibling returns the state of another sample of its group that a sample began with; nil: it began otherwise.
+func (e *Trajectory) Sibling() *Branch {
+	if e.Start == nil || e.Start.Branch == nil || e.Start.Branch.UID != e.UID ||
+		e.Start.Branch.Run != cmp.Or(e.Group.SourceRun, e.Run) {
+		return nil
+	}
+	return e.Start.Branch
+}
+
+// TrainedSteps returns the number of stochastic steps on the way to where the sample ends: its own, and
+// those of the samples of its group that it branched off from. For a text it is 1.
 func (e *Trajectory) TrainedSteps() int64 {
 	if e.Text != nil {
 		return 1 // one advantage, for all tokens that were generated
 	}
 	begin, end := e.Segment()
-	if e.Group.TreeOf(e.Stage) != nil {
+	if e.Group.TreeOf(e.Stage) != nil || e.Sibling() != nil {
 		begin = 0
 	}
 	return int64(len(e.stochasticSteps(begin, end)))

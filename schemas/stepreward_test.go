@@ -1,6 +1,7 @@
 package schemas_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -14,8 +15,8 @@ func TestPrune_Select(t *testing.T) {
 		name    string
 		rule    schemas.Prune
 		rewards []float64
-		none    int // the sample without a reward; -1: all have one
-		ends    string
+		none    int    // the sample without a reward; -1: all have one
+		ends    string // x: it ends; a digit: it goes on from that one
 	}{
 		{"below", schemas.Prune{RewardBelow: new(0.5)}, []float64{0.1, 0.5, 0.4, 0.9}, -1, "x.x."},
 		{"highest", schemas.Prune{Keep: new(int64(2))}, []float64{0.1, 0.5, 0.4, 0.9}, -1, "x.x."},
@@ -27,6 +28,9 @@ func TestPrune_Select(t *testing.T) {
 		{"without a reward", schemas.Prune{Keep: new(int64(1))}, []float64{0.1, 0, 0.4, 0.9}, 1, "x.x."},
 		{"both", schemas.Prune{Keep: new(int64(1)), RewardBelow: new(0.2)}, []float64{0.1, 0.5, 0.4, 0.9}, -1, "xxx."},
 		{"unless std", schemas.Prune{Keep: new(int64(1)), UnlessStdAbove: new(0.28)}, []float64{0.1, 0.5, 0.4, 0.9}, -1, "...."},
+		{"branch", schemas.Prune{Keep: new(int64(2)), Then: "branch"}, []float64{0.1, 0.5, 0.4, 0.9, 0.2, 0.3}, -1, "3.1.31"},
+		{"branch, without a reward", schemas.Prune{Keep: new(int64(1)), Then: "branch"}, []float64{0.1, 0, 0.4, 0.9}, 1, "3.3."},
+		{"branch, none is chosen", schemas.Prune{RewardBelow: new(1.0), Then: "branch"}, []float64{0.1, 0.5}, -1, ".."},
 		{"std below", schemas.Prune{Keep: new(int64(1)), UnlessStdAbove: new(0.29)}, []float64{0.1, 0.5, 0.4, 0.9}, -1, "xxx."},
 	} {
 		var members []schemas.SelectedMember
@@ -41,9 +45,12 @@ func TestPrune_Select(t *testing.T) {
 		c.rule.Select(members)
 		ends := ""
 		for _, m := range members {
-			if m.Stopped == "" {
+			switch {
+			case m.Parent != nil:
+				ends += fmt.Sprint(*m.Parent)
+			case m.Stopped == "":
 				ends += "."
-			} else {
+			default:
 				ends += "x"
 			}
 		}
@@ -70,6 +77,9 @@ func TestPrompt_JudgedSteps(t *testing.T) {
 		"must be absent without at_steps":                   {Reward: []schemas.RewardSpec{{Name: "nats:a", Latent: true}}},
 		"workers of nats:NAME alone":                        {Reward: []schemas.RewardSpec{{Name: "glyph", AtSteps: []int64{2}, Latent: true}}},
 		"keep_by: \"spread\"; must be absent":               {ImageSettings: schemas.ImageSettings{Prune: &schemas.Prune{StepIndex: 1, RewardBelow: new(0.1), KeepBy: "spread"}}},
+		"then: \"branch\"; must be end beside evaluations":  {ImageSettings: schemas.ImageSettings{Prune: &schemas.Prune{StepIndex: 1, Evaluations: new(int64(9)), Then: "branch"}}},
+		"then: \"branch\"; must be end unless rewards":      {ImageSettings: schemas.ImageSettings{Prune: &schemas.Prune{StepIndex: 1, Keep: new(int64(1)), LogProbBelow: new(0.0), Then: "branch"}}},
+		"then: \"branch\"; must be end beside start":        {ImageSettings: schemas.ImageSettings{Start: &schemas.Start{}, Prune: &schemas.Prune{StepIndex: 1, Keep: new(int64(1)), Then: "branch"}}},
 		"no sample would be pruned":                         {ImageSettings: schemas.ImageSettings{Prune: &schemas.Prune{StepIndex: 1}}},
 		"unless_std_above: 0.1; must be":                    {ImageSettings: schemas.ImageSettings{Prune: &schemas.Prune{StepIndex: 1, RewardBelow: new(0.1), UnlessStdAbove: new(0.1)}}},
 	} {

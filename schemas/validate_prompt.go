@@ -250,6 +250,9 @@ func (p *Prompt) checkJudgedSteps(f *faults) {
 	case p.Text != nil || len(p.Messages) > 0:
 		beside = "text, which has no denoising steps"
 	}
+	if p.Prune.BranchesOff() && p.Start != nil {
+		f.inStruct("prune").add("then", quote(p.Prune.Then), "must be end beside start: its samples begin with noise")
+	}
 	for i := range p.Reward {
 		if at := p.Reward[i].AtSteps; len(at) > 0 && beside != "" {
 			f.inItem("reward", i).add("at_steps", fmt.Sprint(at), "must be absent beside "+beside)

@@ -125,9 +125,9 @@ func serviceGrants() []Grant {
 			},
 			Reads: []string{
 				schemas.StreamPolicies, schemas.StreamApplied, schemas.StreamGroups, schemas.StreamRequests,
-				schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamAdvantages, schemas.StreamParked,
-				schemas.StreamPolicyBucket, schemas.StreamPresenceBucket, schemas.StreamControlBucket,
-				schemas.StreamSealBucket, schemas.StreamBlobBucket,
+				schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamVerdicts, schemas.StreamAdvantages,
+				schemas.StreamParked, schemas.StreamPolicyBucket, schemas.StreamPresenceBucket,
+				schemas.StreamControlBucket, schemas.StreamSealBucket, schemas.StreamBlobBucket,
 			},
 			Writes:  []string{schemas.PolicyBucket, schemas.PresenceBucket, schemas.SealBucket, schemas.BlobBucket},
 			Deletes: []string{schemas.StreamSteps, schemas.StreamTrajectories, schemas.StreamParked},

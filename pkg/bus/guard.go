@@ -161,6 +161,25 @@ func (b *Bus) Answers(ctx context.Context, t *schemas.Trajectory, r *schemas.Req
 	return b.CheckSteps(ctx, t)
 }
 
+// BranchOff has a request begin with the state of another of its group where the rule of their prompt has decided so:
+// that is stored once, for all attempts. It reports whether it does.
+func (b *Bus) BranchOff(ctx context.Context, r *schemas.Request) (bool, error) {
+	if !r.Prune.BranchesOff() {
+		return false, nil
+	}
+	e := &schemas.Selection{}
+	_, err := b.StoredEvent(ctx, schemas.StreamVerdicts, schemas.SelectionSubject(r.Run, r.UID, r.Prune.StepIndex), e,
+		nil)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("look up which sample to go on from: %w", err)
+	}
+	r.Follow(e)
+	return r.Start != nil, nil
+}
+
 // Made is a stored trajectory and its sequence in MDR_TRAJECTORIES.
 type Made struct {
 	*schemas.Trajectory

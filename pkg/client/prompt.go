@@ -267,7 +267,8 @@ type Prompt struct {
 }
 
 // Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of
-// their group at the step leave out. The group closes without them, as without samples that failed.
+// their group at the step leave out, unless these branch off. The group closes without those that end, as without
+// samples that failed.
 type Prune struct {
 	// StepIndex: the boundary at which samples are judged: the steps before it have run (integer 1 to 999).
 	StepIndex int64
@@ -292,6 +293,10 @@ type Prune struct {
 	// more samples tell more. So a group is large where that informs, and small where not (number 0 to
 	// 1000000000000000000000000000000). Default: whatever it is.
 	UnlessStdAbove Optional[float64]
+	// Then: has samples that the rewards leave out end, or branch off: each goes on from the state at the step of one
+	// that was chosen, with its own noise, as in particle filters: from that of the best first, then of the next, in
+	// turn. If none is chosen, all go on for themselves (end, branch). Default: end.
+	Then string
 }
 
 // ReflexFlow is the loss of arXiv 2512.04904 for flow models: for it the model is asked at the teacher-forced

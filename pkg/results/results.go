@@ -296,6 +296,9 @@ func (c *collection) countEvaluations(t *schemas.Trajectory) {
 	}
 	begin, end := t.Segment()
 	own := sampling.Evaluations(&t.Sampling, begin, end)
+	if t.Sibling() != nil && t.Group.Tree == nil {
+		own = sampling.Evaluations(&t.Sampling, 0, end) // it gave up a beginning of its own
+	}
 	c.evaluations += own
 	c.flatEvaluations += own
 	if t.Group.Tree != nil {

@@ -258,26 +258,23 @@ func addImages(r *schemas.Request, made []*schemas.Trajectory, put Put) error {
 func StartAtParent(r *schemas.Request, tree *schemas.Tree, every int64) {
 	leaf := r.SampleIndex / every % tree.Leaves()
 	path := tree.Path(leaf)
-	begin := path[len(path)-1].Begin
-	r.ReturnStepIndices = slices.DeleteFunc(slices.Clone(r.ReturnStepIndices), func(k int64) bool { return k < begin })
 	for depth, b := range tree.Branches {
-		if tree.SampleOf(leaf, depth) == leaf && !slices.Contains(r.ReturnStepIndices, b.StepIndex) {
-			r.ReturnStepIndices = append(r.ReturnStepIndices, b.StepIndex)
+		if tree.SampleOf(leaf, depth) == leaf {
+			r.KeepState(b.StepIndex)
 		}
 	}
-	slices.Sort(r.ReturnStepIndices)
 	r.CheckpointStepIndices = slices.DeleteFunc(slices.Clone(r.CheckpointStepIndices), func(k int64) bool {
-		return k <= begin || slices.Contains(r.ReturnStepIndices, k)
+		return slices.Contains(r.ReturnStepIndices, k)
 	})
 	if len(path) == 1 {
 		return
 	}
 	at := &schemas.Branch{
-		Run: r.Run, UID: r.UID, StepIndex: begin,
+		Run: r.Run, UID: r.UID, StepIndex: path[len(path)-1].Begin,
 		SampleIndex: r.SampleIndex - (leaf-path[len(path)-2].SampleIndex)*every,
 	}
 	if r.Stage != schemas.StageMain {
 		at.Stage = r.Stage
 	}
-	r.Start = &schemas.SegmentStart{StepIndex: begin, Branch: at}
+	r.BranchOff(at)
 }

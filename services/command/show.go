@@ -311,7 +311,7 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 		for _, x := range (*schemas.Settings)(&t.Sampling).Extras() {
 			line("%s %s", x[0], x[1])
 		}
-		if ran := segmentLine(t); ran != "" {
+		if ran := segmentLine(t); ran != "" && t.Sibling() == nil {
 			line("%s", ran)
 		}
 		line("schedule %.16s weights %.16s", t.ScheduleDigest, t.WeightsDigest)
@@ -327,10 +327,10 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 		line("%s: %s, std %s (%s, %d trained steps), mean %s, std %s %s", outcomes.Group(adv), adv.Estimator, adv.Scale,
 			adv.StdBasis, adv.TrainedSteps, results.Number(adv.Mean, "%.6f"), results.Number(adv.Std, "%.6f"),
 			adv.Error)
-		t := present.New("SAMPLE", "STATUS", "REWARD", "ADVANTAGE", "TRAJECTORY")
+		t := present.New("SAMPLE", "STATUS", "REWARD", "ADVANTAGE", "TRAJECTORY", "")
 		for _, m := range adv.Members {
 			t.Row(m.SampleIndex, m.Status, results.Number(m.Reward, "%.6f"), results.Number(m.Advantage, "%+.6f"),
-				m.TrajectorySeq)
+				m.TrajectorySeq, siblingText(trajectories, m.SampleIndex))
 		}
 		fmt.Fprintln(out)
 		t.Print(out)
@@ -364,12 +364,26 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 	printLogProbs(out, trajectories)
 }
 
+// siblingText says from which other of its group a sample went on, as the rewards at a step had it; "": it did not.
+func siblingText(trajectories []*schemas.Trajectory, sample int64) string {
+	for _, t := range trajectories {
+		if at := t.Sibling(); at != nil && t.SampleIndex == sample && t.Group.Tree == nil {
+			return fmt.Sprintf("from #%d at step %d", at.SampleIndex, at.StepIndex)
+		}
+	}
+	return ""
+}
+
 // printLogProbs shows the log-probs of all samples, with a row for each step.
 func printLogProbs(out io.Writer, trajectories []*schemas.Trajectory) {
 	fmt.Fprintln(out, "\nlog-probs by step")
 	steps := present.Samples()
 	steps.Row(sampleHeads("step   sigma  runs", trajectories)...)
 	begin, end := trajectories[0].Segment()
+	for _, t := range trajectories {
+		from, _ := t.Segment()
+		begin = min(begin, from)
+	}
 	for i := begin; i < min(end, int64(len(trajectories[0].Sigmas))); i++ { // a failed sample may have none
 		cells := []any{fmt.Sprintf("%d  %.4f  %4s", i, trajectories[0].Sigmas[i], trajectories[0].Transitions[i])}
 		for _, tr := range trajectories {

@@ -292,7 +292,7 @@ func (p *Estimate) addSamples(requests []*schemas.Request, policy *schemas.Polic
 		}
 		p.Cost.addSamplesOf(cost, n)
 	}
-	if r := requests[0]; r.Prune.ByReward() && r.Prune.Keep != nil {
+	if r := requests[0]; r.Prune.ByReward() && r.Prune.Keep != nil && !r.Prune.BranchesOff() {
 		_, end := r.Segment()
 		p.Cost.PrunedEvaluations += max(0, n-*r.Prune.Keep) * sampling.Evaluations(&r.Sampling, r.Prune.StepIndex, end)
 	}

@@ -129,7 +129,12 @@ func (s *service) requestsWithoutResult(ctx context.Context, requests []*schemas
 	var missing []*schemas.Request
 	for _, r := range requests {
 		if t, ok := made[r.Place()]; ok {
-			fault, err := s.bus.Answers(ctx, t.Trajectory, r)
+			asked := *r
+			_, err := s.bus.BranchOff(ctx, &asked)
+			if err != nil {
+				return nil, err
+			}
+			fault, err := s.bus.Answers(ctx, t.Trajectory, &asked)
 			if err != nil {
 				return nil, err
 			}

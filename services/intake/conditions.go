@@ -331,6 +331,8 @@ func checkAccess(pipeline *model.Pipeline, p *schemas.Prompt) error {
 		return fmt.Errorf("start: given; must be absent, the steps of %s depend on those before", pipeline.Class)
 	case p.Tree != nil:
 		return fmt.Errorf("tree: given; must be absent, the steps of %s depend on those before", pipeline.Class)
+	case p.Prune.BranchesOff():
+		return fmt.Errorf("prune.then: branch; must be end, the steps of %s depend on those before", pipeline.Class)
 	}
 	return nil
 }

@@ -140,6 +140,7 @@ func TestResolve_ConditionsRefused(t *testing.T) {
 		{"scheduled sampling", model.AccessAfterPrevious, also(func(p *P) { p.ScheduledSampling = &schemas.ScheduledSampling{} }), "scheduled_sampling: given; must be absent"},
 		{"images", model.AccessExact, also(func(p *P) { p.Start = &schemas.Start{Data: &schemas.Data{Images: []schemas.DataImage{{Data: file}}}} }), "start.data.images: given; must be absent"},
 		{"start", model.AccessInOrder, also(func(p *P) { p.Start = &schemas.Start{} }), "start: given; must be absent"},
+		{"prune", model.AccessInOrder, also(func(p *P) { p.Prune = &schemas.Prune{Then: "branch"} }), "prune.then: branch; must be end"},
 		{"tree", model.AccessInOrder, also(func(p *P) { p.Tree = &schemas.Tree{} }), "tree: given; must be absent"},
 	} {
 		p := &P{UID: "u", Prompt: "make it red"}

@@ -266,6 +266,9 @@ func (x *imageSettings) scheduleDenoising(run schemas.Run, p *schemas.Prompt, po
 	if x.stochastic, x.outputs.ReturnStepIndices, err = chooseSteps(run, p, steps, begin, end); err != nil {
 		return err
 	}
+	if p.Prune.BranchesOff() {
+		x.outputs.KeepState(p.Prune.StepIndex)
+	}
 	s.Transitions = wireNames(flow.Transitions(flow.Transition(p.Rollout.SDEType), x.stochastic, steps))
 	plan := sampling.Plan(s)
 	if err := plan.Validate(); err != nil {
@@ -295,7 +298,26 @@ func checkPrune(rule *schemas.Prune, x *imageSettings, g *schemas.Group) error {
 	if _, end := x.sampling.Segment(); rule.StepIndex >= end {
 		return fmt.Errorf("prune.step_index: %d; must be below %d, where the sample ends", rule.StepIndex, end)
 	}
+	if rule.BranchesOff() {
+		return checkBranchStep(int(rule.StepIndex), sampling.Plan(&x.sampling))
+	}
 	return nil
+}
+
+// checkBranchStep refuses a step from which on no step adds noise: samples that go on from one state would be equal. Or
+// one that no sample can begin at.
+func checkBranchStep(step int, plan flow.Plan) error {
+	if err := plan.CheckStart(step); err != nil {
+		return fmt.Errorf("prune.then: branch; must be end at step %d: %w", step, err)
+	}
+	_, end := plan.Segment()
+	for k := step; k < end; k++ {
+		if t, err := plan.StepTransition(k); err != nil || t.Transition.Stochastic() && t.NoiseStd > 0 {
+			return err
+		}
+	}
+	return fmt.Errorf("prune.then: branch; must be end: no step from %d to %d has noise, so samples that go on from "+
+		"one state would be equal", step, end-1)
 }
 
 // setKeep turns the evaluations that a group may take into the number of its samples that go on.

@@ -380,6 +380,11 @@ func (p *prover) checkRequests(record *schemas.GroupRecord, asked prompt, polici
 		}
 		r := made[i]
 		r.Group.Deadline, r.Group.Created = record.Group.Deadline, record.Group.Created
+		if t.Start != nil && r.Prune.BranchesOff() { // checkSelections holds it to its rule
+			for _, e := range p.archive.selections[t.UID] {
+				r.Follow(e)
+			}
+		}
 		if err = r.AnsweredBy(t); err == nil {
 			err = p.checkRule(r)
 		}

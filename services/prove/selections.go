@@ -82,6 +82,8 @@ func (p *prover) checkJudged(t *schemas.Trajectory) (n int, ended bool, verdict,
 				chosen, len(t.Steps), t.StopReason, t.Error)
 		case chosen == "" && here:
 			return n, ended, Broken, fmt.Sprintf("it ended (%s), and was not chosen to", t.Error)
+		case e != nil && !e.FollowedBy(t):
+			return n, ended, Broken, fmt.Sprintf("it %s, its trajectory did not", e.Of(t.SampleIndex))
 		}
 		ended = ended || chosen != ""
 	}
@@ -106,9 +108,8 @@ func (p *prover) checkSelection(e *schemas.Selection, trajectories []*schemas.Tr
 		case !same(m.Reward, r.Reward):
 			return Broken, fmt.Sprintf("#%d is chosen by reward %s, it has %s", m.SampleIndex, number(m.Reward),
 				number(r.Reward))
-		case m.Stopped != again[i].Stopped:
-			return Broken, fmt.Sprintf("#%d: %q is stored, the rule gives %q", m.SampleIndex, m.Stopped,
-				again[i].Stopped)
+		case !reflect.DeepEqual(m, again[i]):
+			return Broken, fmt.Sprintf("#%d: %s is stored, the rule gives %s", m.SampleIndex, m, again[i])
 		}
 		if _, end := t.Segment(); m.Stopped != "" {
 			saved += sampling.Evaluations(&t.Sampling, e.StepIndex, end)

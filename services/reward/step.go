@@ -159,6 +159,9 @@ func (s *service) judgeStep(ctx context.Context, q *schemas.StepQuestion, t *sch
 		Run: t.Run, UID: t.UID, SampleIndex: t.SampleIndex, GroupSize: t.GroupSize, StepIndex: q.StepIndex,
 		Media: t.Media, Latents: q.Latents, ContentDigest: t.ContentDigest,
 	}
+	if t.PolicyVersionMin == t.PolicyVersionMax {
+		r.WeightsDigest = t.WeightsDigest
+	}
 	_, err := s.bus.StoredEvent(ctx, schemas.StreamVerdicts, r.Subject(), &schemas.StepReward{}, nil)
 	if !errors.Is(err, bus.ErrNotFound) {
 		return err
@@ -240,12 +243,17 @@ func (s *service) decide(ctx context.Context, q *schemas.StepQuestion, t *schema
 		return nil, err
 	}
 	complete := int64(len(members)) == t.GroupSize || time.Duration(q.Waited)+held > s.cfg.ScorePatience
-	if !complete && held >= stepLook {
-		complete, err = s.othersEnded(ctx, t, members)
+	if !complete && held < stepLook {
+		return nil, nil
 	}
-	if err != nil || !complete {
+	made, err := s.bus.Made(ctx, t.Run, t.UID)
+	if err != nil || !complete && !othersEnded(t, members, made) {
 		return nil, err
 	}
+	members = slices.DeleteFunc(members, func(m schemas.SelectedMember) bool {
+		_, ended := made[schemas.Place{Stage: t.Stage, SampleIndex: m.SampleIndex}]
+		return ended // a control ended it, or it failed
+	})
 	q.Prune.Select(members)
 	e = &schemas.Selection{
 		Run: t.Run, UID: t.UID, GroupSize: t.GroupSize, StepIndex: q.StepIndex, Rule: *q.Prune,
@@ -312,17 +320,12 @@ func (s *service) judgedMembers(ctx context.Context, q *schemas.StepQuestion, t 
 }
 
 // othersEnded reports whether all samples of a group that have no reward at a step have ended: none will come.
-func (s *service) othersEnded(ctx context.Context, t *schemas.Trajectory, members []schemas.SelectedMember,
-) (bool, error) {
-	made, err := s.bus.Made(ctx, t.Run, t.UID)
-	if err != nil {
-		return false, err
-	}
+func othersEnded(t *schemas.Trajectory, members []schemas.SelectedMember, made map[schemas.Place]bus.Made) bool {
 	for i := range t.GroupSize {
 		_, ended := made[schemas.Place{Stage: t.Stage, SampleIndex: i}]
 		if !ended && !slices.ContainsFunc(members, func(m schemas.SelectedMember) bool { return m.SampleIndex == i }) {
-			return false, nil
+			return false
 		}
 	}
-	return true, nil
+	return true
 }

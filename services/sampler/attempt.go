@@ -87,7 +87,7 @@ func (s *service) attemptOnce(ctx, work context.Context, c *worker, req *schemas
 	switch {
 	case err == nil:
 		return r.Finish(ctx, a.episode, timing)
-	case errors.Is(err, errRestart):
+	case errors.Is(err, errRestart), errors.Is(err, errParentPending):
 		return nil, cmp.Or(r.Undo(ctx), err)
 	case work.Err() != nil:
 		r.AwaitStored()
@@ -273,7 +273,8 @@ const (
 func (a *attempt) isJudged() bool { return len(a.judged) > 0 && a.recorder.Next() >= a.judged[0] }
 
 // judgeStep has the reward service judge a sample by its prediction, and waits until that is stored and, where the
-// prompt has a rule for it, decided: a *prunedError ends the sample. Meanwhile its slot is free for another request.
+// prompt has a rule for it, decided: a *prunedError ends the sample, errParentPending has it begin again from another.
+// Meanwhile its slot is free for another request.
 func (s *service) judgeStep(ctx context.Context, a *attempt) error {
 	step := a.judged[0]
 	a.judged = a.judged[1:]
@@ -306,6 +307,10 @@ func (s *service) judgeStep(ctx context.Context, a *attempt) error {
 		return engine.Failed("step %d cannot be judged: %s", step, answer.Refused)
 	case answer.Stopped != "":
 		return &prunedError{answer.Stopped}
+	case q.Prune != nil:
+		if branches, err := s.bus.BranchOff(ctx, a.req); branches || err != nil {
+			return cmp.Or(err, errParentPending)
+		}
 	}
 	return nil
 }

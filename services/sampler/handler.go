@@ -38,6 +38,9 @@ func (s *service) handle(ctx context.Context, m *bus.Message) error {
 			return bus.Garbage(schemas.CodeInvalid, fault)
 		}
 	}
+	if _, err := s.bus.BranchOff(ctx, &req); err != nil {
+		return err
+	}
 	if policy := s.versions.Newest().Policy; !s.takes(ctx, policy, &req) {
 		return s.otherBase.putBack(ctx, m, &req, policy.Checkpoint())
 	}
@@ -134,6 +137,9 @@ func (s *service) storeFailure(ctx context.Context, m *bus.Message, cause error)
 	var req schemas.Request
 	if schemas.DecodeValid(m.Data, &req) != nil {
 		return nil // it names no sample
+	}
+	if _, err := s.bus.BranchOff(ctx, &req); err != nil {
+		return err
 	}
 	policy := s.versions.Newest().Policy
 	if own := s.versions.NewestOf(req.Tenant); own != nil {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/meander-rl/meander/pkg/bus"
+	"github.com/meander-rl/meander/pkg/flow"
 	"github.com/meander-rl/meander/pkg/models/model"
 	"github.com/meander-rl/meander/pkg/models/tensor"
 	"github.com/meander-rl/meander/pkg/sampling"
@@ -25,7 +27,8 @@ func (s *sample) checkJudgedSteps(ctx context.Context) error {
 	t := s.t
 	begin, _ := t.Segment()
 	for _, k := range t.Group.JudgedSteps() {
-		if n := int(k - begin); n < 1 || n > len(s.steps) || slices.Contains(s.steps[:n], nil) {
+		n, givenUp := int(k-begin), k <= begin && t.Sibling() != nil
+		if !givenUp && (n < 1 || n > len(s.steps) || slices.Contains(s.steps[:n], nil)) {
 			continue // it ended before, or steps are gone, which is counted elsewhere
 		}
 		r := &schemas.StepReward{}
@@ -35,8 +38,12 @@ func (s *sample) checkJudgedSteps(ctx context.Context) error {
 			s.report.StepsGone++
 			continue
 		}
-		if err == nil {
-			err = s.checkJudgedStep(ctx, s.steps[:k-begin], r)
+		switch {
+		case err != nil:
+		case givenUp:
+			err = s.checkGivenUp(ctx, r)
+		default:
+			err = s.checkJudgedStep(ctx, s.steps[:n], r)
 		}
 		if err == nil {
 			err = s.checkSelection(ctx, r)
@@ -86,6 +93,35 @@ func (s *sample) checkJudgedStep(ctx context.Context, steps []*schemas.Step, r *
 		return nil
 	}
 	s.report.Predictions++
+	return nil
+}
+
+// checkGivenUp takes the steps again that a sample gave up to go on from another, whose events are gone, and compares
+// the prediction after them with what was judged.
+func (s *sample) checkGivenUp(ctx context.Context, r *schemas.StepReward) error {
+	if r.WeightsDigest == "" {
+		s.report.StepsSkipped++ // not known which weights took which of them
+		return nil
+	}
+	plan := sampling.Plan(&s.t.Sampling)
+	plan.Begin, plan.End = 0, int(r.StepIndex)
+	x := make([]float32, s.t.LatentsShape[0]*s.t.LatentsShape[1])
+	sampling.InitialNoise(x, &s.t.Sampling)
+	tensor.DType(s.t.LatentsDType).Round(x)
+	var prediction []float32
+	err := s.takeSteps(ctx, plan, x, func(int) string { return r.WeightsDigest }, func(step *flow.Step) {
+		prediction = images.Predicted(step.X, step.Velocity, step.Sigma)
+	})
+	if err != nil || prediction == nil {
+		return err
+	}
+	s.report.Predictions++
+	if err := s.comparePrediction(ctx, prediction, r); err != nil {
+		if end := s.endsRun(ctx, s.version, err); end != nil {
+			return end
+		}
+		s.fault(r.StepIndex, "prediction: %v", err)
+	}
 	return nil
 }
 
@@ -140,13 +176,16 @@ func (s *sample) checkSelection(ctx context.Context, r *schemas.StepReward) erro
 	}
 	again := slices.Clone(e.Members)
 	e.Rule.Select(again)
-	if !slices.EqualFunc(again, e.Members, func(a, b schemas.SelectedMember) bool { return a.Stopped == b.Stopped }) {
+	if !reflect.DeepEqual(again, e.Members) {
 		s.fault(r.StepIndex, "selection: not that of its rule and rewards")
 	}
 	for _, m := range e.Members {
 		if m.SampleIndex == r.SampleIndex && !sameNumber(m.Reward, r.Reward) {
 			s.fault(r.StepIndex, "selection: reward %s, the sample has %s", number(m.Reward), number(r.Reward))
 		}
+	}
+	if !e.FollowedBy(s.t) {
+		s.fault(r.StepIndex, "selection: the sample %s, its trajectory did not", e.Of(r.SampleIndex))
 	}
 	if why := e.Stopped(r.SampleIndex); why != "" && s.t.Error != why {
 		s.fault(r.StepIndex, "selection: the sample ends (%s), its trajectory is %s %s", why, s.t.StopReason, s.t.Error)

@@ -91,20 +91,37 @@ func (s *sample) makeAgain(ctx context.Context, plan flow.Plan) error {
 	if x == nil || !slices.ContainsFunc(s.t.LatentStepIndices, func(k int64) bool { return k > int64(plan.Begin) }) {
 		return nil
 	}
+	return s.takeSteps(ctx, plan, x, func(k int) (digest string) {
+		switch of := s.steps[k-plan.Begin]; {
+		case of == nil:
+			return ""
+		case s.drawnBy() != nil:
+			return s.version.digest
+		default:
+			return of.WeightsDigest
+		}
+	}, func(step *flow.Step) { s.compareState(int64(step.Index)+1, slices.Clone(step.Next)) })
+}
+
+// takeSteps takes the steps of a plan again from a state, and calls made after each. weights gives the digest of those
+// that it is taken with; "": it cannot be.
+func (s *sample) takeSteps(ctx context.Context, plan flow.Plan, x []float32, weights func(k int) string,
+	made func(step *flow.Step),
+) error {
 	r, err := flow.NewRollout(plan, x)
 	for err == nil && !r.Done() {
-		var velocity []float32
-		of, with := s.steps[r.Index()-plan.Begin], s.version
-		if of == nil {
+		k := int64(r.Index())
+		digest := weights(r.Index())
+		if digest == "" {
 			return nil
 		}
-		if s.drawnBy() == nil {
-			if with, err = s.versionWith(ctx, of.WeightsDigest); err != nil || !s.isAvailable(with, of.StepIndex) {
-				return err
-			}
+		with, unable := s.versionWith(ctx, digest)
+		if unable != nil || !s.isAvailable(with, k) {
+			return unable
 		}
+		var velocity []float32
 		x, sigma := r.Point()
-		velocity, err = s.guidedVelocity(ctx, with, images.Point{Step: of.StepIndex, X: x, Sigma: sigma})
+		velocity, err = s.guidedVelocity(ctx, with, images.Point{Step: k, X: x, Sigma: sigma})
 		if end := s.endsRun(ctx, with, err); err != nil && end != nil {
 			return end
 		}
@@ -113,7 +130,7 @@ func (s *sample) makeAgain(ctx context.Context, plan flow.Plan) error {
 			step, err = r.Advance(velocity)
 		}
 		if step != nil {
-			s.compareState(of.StepIndex+1, slices.Clone(step.Next))
+			made(step)
 		}
 	}
 	if err != nil {

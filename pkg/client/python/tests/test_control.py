@@ -59,6 +59,29 @@ def test_prune(run):
     run(test)
 
 
+def test_branch_off(run):
+    """Samples that rewards leave out are parts of a rollout: their own steps, and the parent that they went on from."""
+
+    async def test(client, name):
+        await client.publish(
+            name, "a red fox", uid="fox", group_size=4, num_inference_steps=4,
+            reward=[{"name": "synthetic", "at_steps": [2]}], prune={"step_index": 2, "keep": 1, "then": "branch"},
+            batch={"id": "b", "groups": 1},
+            advantage={"estimator": "reinforce_plus_plus", "std_basis": "expanded", "gamma": 0.5},
+        )
+        batch = await first(client.batches(name))
+        starts = [s.facts.get("start") for s in batch.samples]
+        best = starts.index(None)
+        assert [s and s["branch"]["sample_index"] for s in starts] == [None if i == best else best for i in range(4)]
+        steps = [s.member["step_advantages"] for s in batch.samples]
+        assert [len(s) for s in steps] == [4] * 4
+        assert all(a[: 4 if i == best else 2].tolist() == steps[i][0 if i == best else 2 :]
+                   for i, a in enumerate(batch["advantages"]))  # fmt: skip
+        assert batch["mask"].sum(axis=1).tolist() == [4 if i == best else 2 for i in range(4)]
+
+    run(test)
+
+
 def test_refused(run):
     async def test(client, name):
         with pytest.raises(meander.Refused, match="there is no such run"):

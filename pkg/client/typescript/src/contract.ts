@@ -1262,7 +1262,7 @@ export interface Provenance {
   timings: SampleTimings;
 }
 
-/** Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of their group at the step leave out. The group closes without them, as without samples that failed. */
+/** Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of their group at the step leave out, unless these branch off. The group closes without those that end, as without samples that failed. */
 export interface Prune {
   /** step_index is the boundary at which samples are judged: the steps before it have run. */
   step_index: number;
@@ -1280,6 +1280,8 @@ export interface Prune {
   keep_by?: "highest" | "spread" | null;
   /** unless_std_above has all of a group go on whose rewards at the step have a standard deviation above this: there more samples tell more. So a group is large where that informs, and small where not. Default: whatever it is. */
   unless_std_above?: number | null;
+  /** then has samples that the rewards leave out end, or branch off: each goes on from the state at the step of one that was chosen, with its own noise, as in particle filters: from that of the best first, then of the next, in turn. If none is chosen, all go on for themselves. Default: end. */
+  then?: "end" | "branch" | null;
 }
 
 /** RatedMember is what a Rating says of one sample. */
@@ -2112,9 +2114,11 @@ export interface SelectedMember {
   reward: number | null;
   /** stopped says why the sample ends; absent: it goes on. */
   stopped?: string | null;
+  /** parent is the sample whose state at the step it goes on from; absent: its own. */
+  parent?: number | null;
 }
 
-/** Selection says which samples of a group end at a step, by the rule of its prompt for the rewards of steps. It is stored once, before any of them ends or goes on. */
+/** Selection says which samples of a group end at a step, or go on from others, by the rule of its prompt for the rewards of steps. It is stored once, before any of them ends or goes on. */
 export interface Selection {
   /** schema version of the event's type */
   v: 1;
@@ -2126,7 +2130,7 @@ export interface Selection {
   group_size: number;
   /** place of the step, from 0, the noisiest */
   step_index: number;
-  /** rule is that of the prompt: rule.Select gives which members end. */
+  /** rule is that of the prompt: rule.Select gives what becomes of the members. */
   rule: Prune;
   /** members are the samples with a reward at the step. Others go on: they came too late, or have ended before. */
   members: SelectedMember[] | null;
@@ -2372,6 +2376,8 @@ export interface StepReward {
   latents?: Tensor | null;
   /** content_digest is that of the steps that have run, as of a trajectory that ends with them. */
   content_digest: string;
+  /** weights_digest is that of the weights that took them. Default: of several versions, or not known. */
+  weights_digest?: string | null;
   /** scored is when the last of its scores was there, Unix nanoseconds. */
   scored: Integer;
 }
@@ -3181,7 +3187,7 @@ export const structs: Record<string, Record<string, string>> = {
   ProbabilityRamp: {"prob_end":"number?","prob_start":"number?","ramp_steps":"int?","shape":"str?","start_step":"int?"},
   Prompt: {"advantage":"AdvantageSpec","arguments":"map?","base_digest":"str?","batch":"BatchSpec?","cfg_from":"number?","cfg_until":"number?","conditions":"[Condition]?","credit":"[CreditShare]?","deadline":"int?","frames":"int?","free_read_steps":"bool?","group_policy":"GroupPolicy?","group_size":"int?","guidance":"number?","guidance_rescale":"number?","height":"int?","initial_noise":"str?","messages":"[Message]?","metadata":"map?","min_policy_version":"int?","model":"str?","negative_prompt":"str?","num_inference_steps":"int?","policy_version":"int?","priority":"int?","prompt":"str","prompt_2":"str?","prompt_3":"str?","prune":"Prune?","refill":"Refill?","reward":"[RewardSpec]","rollout":"Rollout","rounds":"int?","rules":"[RuleSpec]?","scheduled_sampling":"ScheduledSampling?","seed":"int?","sigmas":"[number]","stages":"[StageSpec]?","start":"Start?","stop":"Stop?","substitutes":"[Substitute]?","tenant":"str?","text":"Text?","tree":"Tree?","true_cfg_scale":"number?","true_cfg_scale_2":"number?","truncate_prompt":"bool?","uid":"str?","unknown_fields":"str?","v":"int","validation":"bool?","width":"int?"},
   Provenance: {"attempt":"str","backend":"str","drawn":"Drawn?","policy_version_max":"int","policy_version_min":"int","sampler":"str","timings":"SampleTimings","weights_digest":"str"},
-  Prune: {"evaluations":"int?","keep":"int?","keep_by":"str?","log_prob_above":"number?","log_prob_below":"number?","reward_below":"number?","step_index":"int","unless_std_above":"number?"},
+  Prune: {"evaluations":"int?","keep":"int?","keep_by":"str?","log_prob_above":"number?","log_prob_below":"number?","reward_below":"number?","step_index":"int","then":"str?","unless_std_above":"number?"},
   RatedMember: {"detail":"str?","error":"str?","sample_index":"int","stage":"str?","trajectory_seq":"int","value":"number?"},
   Rating: {"at":"int","duration_ns":"int","function":"int","group_size":"int","members":"[RatedMember]","name":"str","preferences":"[Preference]?","run":"str","uid":"str","v":"int","version":"str"},
   Receipt: {"accepted":"bool","code":"str?","error":"str?","num_inference_steps":"int","run":"str","samples":"int","sde_step_indices":"[int]","start_step_index":"int?","stop_step_index":"int?","total_steps":"int?","uid":"str","v":"int","waiting":"str?","warnings":"[str]?"},
@@ -3216,7 +3222,7 @@ export const structs: Record<string, Record<string, string>> = {
   SegmentData: {"group_digest":"str?","image":"Ref?","latents":"Tensor?"},
   SegmentStart: {"branch":"Branch?","data":"SegmentData?","latents":"Tensor?","step_index":"int"},
   SegmentStop: {"decode":"bool?","step_index":"int"},
-  SelectedMember: {"reward":"number?","sample_index":"int","stopped":"str?"},
+  SelectedMember: {"parent":"int?","reward":"number?","sample_index":"int","stopped":"str?"},
   Selection: {"at":"int","group_size":"int","members":"[SelectedMember]","rule":"Prune","run":"str","saved_evaluations":"int","step_index":"int","uid":"str","v":"int"},
   StageResult: {"sample_index":"int","stage":"str","trajectory_seq":"int"},
   StageScored: {"content_digest":"str","lane":"str","policy_version_max":"int","policy_version_min":"int","sample_index":"int","schedule_digest":"str","segments":"[int]?","stage":"str","tokens":"int?","trained_steps":"int","trajectory_seq":"int"},
@@ -3224,7 +3230,7 @@ export const structs: Record<string, Record<string, string>> = {
   Start: {"branch":"Branch?","data":"Data?","latents":"Tensor?","sigma":"number?","step_index":"int?"},
   Step: {"attempt":"str","backend":"str","checkpoint":"Tensor?","debug":"[NamedTensor]","device_ns":"int","element_count":"int","latents":"[IndexedTensor]","log_prob":"number?","log_prob_kind":"str","log_prob_sum":"number?","noise_level":"number","noise_std":"number","num_inference_steps":"int","own_timestep":"bool?","policy_version":"int","run":"str","sample_index":"int","sampler":"str","schedule_digest":"str","scheduled_sampling":"RolledStep?","seal":"str?","sigma":"number","sigma_next":"number","stage":"str","std_dev_t":"number","step_index":"int","timestep":"number","tracks":"[StepTrack]?","transition":"str","uid":"str","v":"int","weights_digest":"str"},
   StepRef: {"attempt":"str?","digest":"str","seq":"int"},
-  StepReward: {"content_digest":"str","error":"str?","group_size":"int","latents":"Tensor?","media":"[Medium]?","reward":"number?","run":"str","sample_index":"int","scored":"int","scores":"[Score]","status":"str","step_index":"int","uid":"str","v":"int"},
+  StepReward: {"content_digest":"str","error":"str?","group_size":"int","latents":"Tensor?","media":"[Medium]?","reward":"number?","run":"str","sample_index":"int","scored":"int","scores":"[Score]","status":"str","step_index":"int","uid":"str","v":"int","weights_digest":"str?"},
   StepSeed: {"seed":"int","step_index":"int"},
   StepTrack: {"elements":"int","log_prob":"number?","log_prob_sum":"number?","name":"str","shape":"[int]"},
   Stop: {"decode":"bool?","sigma":"number?","step_index":"int?"},

@@ -558,7 +558,8 @@ class Batch(Mapping[str, Any]):
                 out[name][i, :n] = numbers
             out["cfg_scales"][i, :n] = [scales[step["step_index"]] for step in trained[i]]
             out["mask"][i, :n] = True
-            out["advantages"][i, :n] = s.member.get("step_advantages") or s.advantage
+            each = s.member.get("step_advantages")  # of its whole path; what branched off has the last steps of it
+            out["advantages"][i, :n] = each[-n:] if each else s.advantage
         if not self.unread:
             kernels = [[step_kernel(step) for step in steps] for steps in trained]
             for name in ("x_coefficient", "v_coefficient"):

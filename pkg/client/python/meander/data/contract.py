@@ -2488,7 +2488,8 @@ class Provenance(TypedDict):
 
 class Prune(TypedDict):
     """Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of
-    their group at the step leave out. The group closes without them, as without samples that failed.
+    their group at the step leave out, unless these branch off. The group closes without those that end, as
+    without samples that failed.
 
     step_index: the boundary at which samples are judged: the steps before it have run (integer 1 to 999).
     log_prob_below: prunes samples whose stochastic steps so far have a mean log-prob below this (number).
@@ -2505,6 +2506,9 @@ class Prune(TypedDict):
     unless_std_above: has all of a group go on whose rewards at the step have a standard deviation above
         this: there more samples tell more. So a group is large where that informs, and small where not
         (number 0 to 1000000000000000000000000000000). Default: whatever it is.
+    then: has samples that the rewards leave out end, or branch off: each goes on from the state at the step
+        of one that was chosen, with its own noise, as in particle filters: from that of the best first,
+        then of the next, in turn. If none is chosen, all go on for themselves (end, branch). Default: end.
     """
 
     step_index: int
@@ -2530,6 +2534,10 @@ class Prune(TypedDict):
     """has all of a group go on whose rewards at the step have a standard deviation above this: there more samples
     tell more. So a group is large where that informs, and small where not (number 0 to
     1000000000000000000000000000000). Default: whatever it is."""
+    then: NotRequired[Literal["end", "branch"] | None]
+    """has samples that the rewards leave out end, or branch off: each goes on from the state at the step of one
+    that was chosen, with its own noise, as in particle filters: from that of the best first, then of the next,
+    in turn. If none is chosen, all go on for themselves (end, branch). Default: end."""
 
 
 class RatedMember(TypedDict):
@@ -4147,6 +4155,7 @@ class SelectedMember(TypedDict):
     reward: that of the step; null: its functions failed, and the sample goes on (number
         -1000000000000000000000000000000 to 1000000000000000000000000000000).
     stopped: says why the sample ends; absent: it goes on (text, 0 to 4096 bytes).
+    parent: the sample whose state at the step it goes on from; absent: its own (integer 0 to 1023).
     """
 
     sample_index: int
@@ -4156,18 +4165,20 @@ class SelectedMember(TypedDict):
     to 1000000000000000000000000000000)."""
     stopped: NotRequired[str | None]
     """says why the sample ends; absent: it goes on (text, 0 to 4096 bytes)."""
+    parent: NotRequired[int | None]
+    """the sample whose state at the step it goes on from; absent: its own (integer 0 to 1023)."""
 
 
 class Selection(TypedDict):
-    """Selection says which samples of a group end at a step, by the rule of its prompt for the rewards of steps. It
-    is stored once, before any of them ends or goes on.
+    """Selection says which samples of a group end at a step, or go on from others, by the rule of its prompt for
+    the rewards of steps. It is stored once, before any of them ends or goes on.
 
     v: schema version of the event's type (integer).
     run: name of the run that the event belongs to (token).
     uid: group key: all samples of one prompt have it, unique in the run (token).
     group_size: number of samples of the group (integer 1 to 1024).
     step_index: place of the step, from 0, the noisiest (integer 1 to 999).
-    rule: that of the prompt: rule.Select gives which members end (map).
+    rule: that of the prompt: rule.Select gives what becomes of the members (map).
     members: the samples with a reward at the step. Others go on: they came too late, or have ended before
         (list of map).
     saved_evaluations: those of the network that the ended samples do not take (integer ≥ 0).
@@ -4185,7 +4196,7 @@ class Selection(TypedDict):
     step_index: int
     """place of the step, from 0, the noisiest (integer 1 to 999)."""
     rule: Prune
-    """that of the prompt: rule.Select gives which members end (map)."""
+    """that of the prompt: rule.Select gives what becomes of the members (map)."""
     members: list[SelectedMember]
     """the samples with a reward at the step. Others go on: they came too late, or have ended before (list of map)."""
     saved_evaluations: int
@@ -4641,6 +4652,8 @@ class StepReward(TypedDict):
     latents: media are the decoded prediction; none where all functions see latents, the prediction itself,
         F32 [S, C] (map).
     content_digest: that of the steps that have run, as of a trajectory that ends with them (digest).
+    weights_digest: that of the weights that took them (text, 0 to 256 bytes). Default: of several versions,
+        or not known.
     scored: when the last of its scores was there, Unix nanoseconds (integer ≥ 0).
     """
 
@@ -4675,6 +4688,8 @@ class StepReward(TypedDict):
     (map)."""
     content_digest: str
     """that of the steps that have run, as of a trajectory that ends with them (digest)."""
+    weights_digest: NotRequired[str | None]
+    """that of the weights that took them (text, 0 to 256 bytes). Default: of several versions, or not known."""
     scored: int
     """when the last of its scores was there, Unix nanoseconds (integer ≥ 0)."""
 

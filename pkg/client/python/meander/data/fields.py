@@ -347,7 +347,8 @@ class ProbabilityRamp(TypedDict, total=False):
 
 class Prune(TypedDict, total=False):
     """Prune ends samples in the middle: one whose log-probs so far are out of bounds, or those that the rewards of
-    their group at the step leave out. The group closes without them, as without samples that failed.
+    their group at the step leave out, unless these branch off. The group closes without those that end, as
+    without samples that failed.
 
     step_index: the boundary at which samples are judged: the steps before it have run (integer 1 to 999).
     log_prob_below: prunes samples whose stochastic steps so far have a mean log-prob below this (number).
@@ -364,6 +365,9 @@ class Prune(TypedDict, total=False):
     unless_std_above: has all of a group go on whose rewards at the step have a standard deviation above
         this: there more samples tell more. So a group is large where that informs, and small where not
         (number 0 to 1000000000000000000000000000000). Default: whatever it is.
+    then: has samples that the rewards leave out end, or branch off: each goes on from the state at the step
+        of one that was chosen, with its own noise, as in particle filters: from that of the best first,
+        then of the next, in turn. If none is chosen, all go on for themselves (end, branch). Default: end.
     """
 
     step_index: int
@@ -389,6 +393,10 @@ class Prune(TypedDict, total=False):
     """has all of a group go on whose rewards at the step have a standard deviation above this: there more samples
     tell more. So a group is large where that informs, and small where not (number 0 to
     1000000000000000000000000000000). Default: whatever it is."""
+    then: Literal["end", "branch"]
+    """has samples that the rewards leave out end, or branch off: each goes on from the state at the step of one
+    that was chosen, with its own noise, as in particle filters: from that of the best first, then of the next,
+    in turn. If none is chosen, all go on for themselves (end, branch). Default: end."""
 
 
 class Ref(TypedDict, total=False):
