@@ -171,8 +171,8 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	w = append(w, x.Waits...)
 	if p.Stages[0].Of == 0 && len(w) == 0 {
 		w.add(outcomes.ForIntake, "see the dead letters of the run, and 'meander doctor'",
-			"no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward "+
-				"service its reward functions, or the prompts were refused")
+			"no prompt of it is accepted yet: intake waits until a sampler has announced its model, or the version "+
+				"that the prompts name, and a reward service its functions; or the prompts were refused")
 	}
 	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
