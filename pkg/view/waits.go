@@ -85,7 +85,7 @@ func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 	runs := map[string]bool{}
 	for _, p := range x.Present {
 		runs[p.Service] = true
-		if p.Waiting != "" {
+		if p.Waiting != "" && p.Service != schemas.ServiceReward { // of that runWaits says it
 			does := "makes no samples now"
 			if p.Service == schemas.ServiceStarting {
 				does = "starts, and waits"
@@ -200,7 +200,13 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 			waiting(p.Judged, "sample"))
 	}
 	if n := p.unscored - p.Judged; n > 0 {
-		w.add(outcomes.ForScore, "", "%s for a score", waiting(n, "sample"))
+		says := waiting(n, "sample") + " for a score"
+		for _, p := range x.Present {
+			if p.Service == schemas.ServiceReward && p.Waiting != "" {
+				says += fmt.Sprintf("; %s: %s", p.Instance, p.Waiting)
+			}
+		}
+		w.add(outcomes.ForScore, "", "%s", says)
 	}
 	if status.WaitsFor == string(outcomes.ForBatch) {
 		w = append(w, outcomes.Incomplete(run, status.OpenBatches))

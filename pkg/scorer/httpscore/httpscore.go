@@ -13,8 +13,8 @@
 //	{"scores": [0.27, null], "errors": [null, "no face"], "details": ["a fox", null]}
 //
 // errors and details are optional, so the replies of Flow-GRPO's reward servers, {"scores": [...]}, are accepted;
-// further fields are ignored. A null, a text, NaN or an infinity instead of a score fails that sample. {"error": "..."},
-// another v than 1, another number of scores, or anything else fails the request.
+// further fields are ignored. A null, a text, NaN or an infinity instead of a score fails that sample. {"error":
+// "..."}, another v than 1, another number of scores, or anything else fails the request.
 //
 // A request for a whole group, schemas.ScoreRequest, has members in place of samples, and one reply for all of them:
 //
