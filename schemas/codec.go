@@ -48,14 +48,10 @@ func appendEncode(dst []byte, e Event, bins *[]span) ([]byte, error) {
 	if n := v.Elem().Field(0).Int(); n != 0 && n != Version {
 		return nil, fmt.Errorf("encode %s: v: %d; must be %d", e.Type(), n, Version)
 	}
-	legal := any(e)
-	if c, ok := withLegalTexts(v.Elem()); ok {
-		legal = c.Addr().Interface()
-	}
 	w := encoders.Get().(*encoder)
 	defer encoders.Put(w)
 	w.to = dst
-	err := w.enc.Encode(legal)
+	err := w.enc.Encode(Legal(e))
 	out := w.to
 	w.to = nil
 	if err != nil {

@@ -25,7 +25,8 @@ type Presence struct {
 	Loading       *int64 `msgpack:"loading,omitempty" range:"0.."`
 	// Tenants are those who have weights of their own on the sampler's lane, besides main.
 	Tenants []TenantServing `msgpack:"tenants,omitempty" size:"0..MaxTenants"`
-	// Waiting is why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now.
+	// Waiting is why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now. Of
+	// a reward service it says which functions gave no answer when they were asked last, and why.
 	Waiting string `msgpack:"waiting,omitempty" size:"0..MaxText,cut"`
 	// Draining says that it finishes the work in flight and begins no new work.
 	Draining bool `msgpack:"draining,omitempty"`

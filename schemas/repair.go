@@ -8,6 +8,14 @@ import (
 	"unicode/utf8"
 )
 
+// Legal returns an event as Encode writes it: a copy with texts that are cut, or the event itself, which stays as it is.
+func Legal(e Event) Event {
+	if c, ok := withLegalTexts(reflect.ValueOf(e).Elem()); ok {
+		return c.Addr().Interface().(Event)
+	}
+	return e
+}
+
 // withLegalTexts returns a copy of a struct in which texts and lists with the tag cut are legal; false if they are.
 // Error texts may be too long or not UTF-8, as they come from a scorer, a driver, or the refused bytes themselves, and
 // the event must go out. The original stays as it is.

@@ -103,7 +103,7 @@ type Alarm struct {
 	// Rule names what the run should not do.
 	Rule string `msgpack:"rule" form:"token"`
 	// Of is what breaks it: a reward function, or a trainer with its lane and tenant; absent: the groups.
-	Of string `msgpack:"of,omitempty" size:"0..MaxName"`
+	Of string `msgpack:"of,omitempty" size:"0..MaxName,cut"`
 	// Value is what was found, in the unit of the rule, and beyond Limit.
 	Value float64 `msgpack:"value"`
 	// Limit is that of the run.

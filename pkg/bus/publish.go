@@ -139,7 +139,7 @@ func encodeTo(ctx context.Context, e schemas.Keyed, how func(schemas.Event) ([]b
 	_, one := onePerSubject(subject)
 	data, err := how(e)
 	if err == nil && one {
-		err = e.Validate()
+		err = schemas.Legal(e).Validate()
 	}
 	if err != nil {
 		code := schemas.CodeInvalid

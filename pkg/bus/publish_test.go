@@ -263,3 +263,24 @@ func TestBus_PublishPrompt(t *testing.T) {
 		}
 	})
 }
+
+// Texts that an event cuts keep none from going out, also on a subject that has one event.
+func TestBus_Publish_longTexts(t *testing.T) {
+	eachTransport(t, func(t *testing.T, e *env) {
+		long, tr, rw := strings.Repeat("é", schemas.MaxText), trajectory("long", 1), reward("long", 1)
+		tr.Error, rw.Error = long, long+"\xff"
+		for _, event := range []schemas.Keyed{tr, rw, &schemas.Alarm{Run: "r1", Rule: "kl", Of: long, Says: long}} {
+			ack, err := e.Publish(t.Context(), event)
+			if err != nil {
+				t.Errorf("%s: %v", event.Subject(), err)
+				continue
+			}
+			if m, err := e.Get(t.Context(), ack.Stream, ack.Seq); err != nil || len(m.Data) > 3*schemas.MaxText {
+				t.Errorf("%s: %d bytes, %v", event.Subject(), len(m.Data), err)
+			}
+		}
+		if tr.Error != long {
+			t.Error("the event itself was changed")
+		}
+	})
+}

@@ -190,6 +190,9 @@ func (w *Watch) takeGroup(ctx context.Context, m *bus.Message) error {
 		r.reward += (reward - r.reward) / 16
 		w.takeSpread(r, a)
 	}
+	if r.groups == 0 {
+		return nil // nothing is rewarded that a score could be gamed for
+	}
 	for of, s := range scores {
 		w.falls(r, of, groupWindow, s.sum/s.n, reward)
 	}
@@ -292,7 +295,7 @@ func (w *Watch) takeUpdate(_ context.Context, m *bus.Message) error {
 		s.beyond = 0
 	}
 	s.weights = u.WeightsDigest
-	if limit := r.limit(schemas.RuleWeights); float64(s.beyond) > limit-1 {
+	if limit := r.limit(schemas.RuleWeights); s.beyond > 0 && float64(s.beyond) >= limit {
 		w.find(r, key{schemas.RuleWeights, of}, float64(s.beyond), limit,
 			"%s: %d updates in a row, the last one %d, left the weights as they were, or had no gradient", of, s.beyond,
 			u.Step)
@@ -393,7 +396,8 @@ func (w *Watch) falls(r *run, k key, size int, x, reward float64) {
 			was = "at best"
 			while = fmt.Sprintf(", while the reward went from %.4g to %.4g", s.from.reward, s.now.reward)
 		}
-		w.find(r, k, fell/cmp.Or(math.Abs(s.from.mean), 1), limit, "%s was %.4g over %d %s %s, and is %.4g and "+
+		share := min(fell/cmp.Or(math.Abs(s.from.mean), 1), schemas.MaxScore)
+		w.find(r, k, share, limit, "%s was %.4g over %d %s %s, and is %.4g and "+
 			"%.4g in the last two times as many%s", k.of, s.from.mean, size, counted(size, "evaluations"), was,
 			s.last.mean, s.now.mean, while)
 	}
@@ -424,9 +428,10 @@ type series struct {
 	weights string
 }
 
-// add adds a number, and the reward beside it. It reports whether a window is full then.
+// add adds a number, and the reward beside it. It reports whether a window is full then. One that no score may be is
+// left out.
 func (s *series) add(x, reward float64, size int) bool {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
+	if !(math.Abs(x) <= schemas.MaxScore) { // its square would hide all others
 		return false
 	}
 	if s.points, s.rewards = append(s.points, x), s.rewards+reward; len(s.points) < size {

@@ -3,6 +3,7 @@ package rules_test
 import (
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -278,4 +279,56 @@ func TestRules_Settings(t *testing.T) {
 		}
 	}
 	w.want("x", "")
+}
+
+// What a trainer tells that no alarm can hold, or that no number beside it can be compared with, keeps no rule from
+// being found: neither its own nor one of another run.
+func TestRules_Extremes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	told := func(run schemas.Run, change func(u *schemas.Update)) {
+		for step := range int64(32) {
+			w.group(run, int(step), false, rising(int(step)), 0.1, nil)
+			w.update(run, step+1, change)
+		}
+	}
+	long := "exact/" + strings.Repeat("x", schemas.MaxName-6)
+	told("long", func(u *schemas.Update) {
+		u.Evaluation = []schemas.Metric{{Name: long, Value: falling(int(u.Step))}}
+	})
+	told("tiny", func(u *schemas.Update) {
+		value := math.SmallestNonzeroFloat64
+		if u.Step > 8 {
+			value = -1e29
+		}
+		u.Evaluation = []schemas.Metric{{Name: "exact", Value: value}}
+	})
+	told("overflows", func(u *schemas.Update) {
+		if u.KL = new(3.0); u.Step == 2 {
+			u.KL = new(1e200)
+		}
+	})
+	w.want("long", "exact/xxx", schemas.RuleReader)
+	w.want("tiny", "exact of evaluations", schemas.RuleReader)
+	w.want("overflows", "", schemas.RuleKL)
+	w.rules = []schemas.RuleSpec{{Name: schemas.RuleWeights, Limit: new(0.0)}}
+	told("moves", func(*schemas.Update) {})
+	w.want("moves", "")
+	w.rules = []schemas.RuleSpec{{Name: schemas.RuleWeights, Limit: new(2.5)}}
+	told("twice", func(u *schemas.Update) {
+		if u.Step < 20 && u.Step%3 > 0 { // two in a row, then one that moves
+			u.GradNorm = new(0.0)
+		}
+	})
+	w.want("twice", "")
+}
+
+// A run that measures alone has no reward that its scores could be gamed for.
+func TestRules_ValidationsAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for n := range 3 * 64 { // harder prompts after the first ones
+		w.group("measures", n, true, 0.9-float64(n/64)/4, 0.1, nil)
+	}
+	w.want("measures", "")
 }

@@ -85,7 +85,7 @@ func (r *Reader) systemWaits(x *System, faults []bus.Fault) []outcomes.Wait {
 	runs := map[string]bool{}
 	for _, p := range x.Present {
 		runs[p.Service] = true
-		if p.Waiting != "" {
+		if p.Waiting != "" && p.Service != schemas.ServiceReward { // of that runWaits says it
 			does := "makes no samples now"
 			if p.Service == schemas.ServiceStarting {
 				does = "starts, and waits"
@@ -171,8 +171,8 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 	w = append(w, x.Waits...)
 	if p.Stages[0].Of == 0 && len(w) == 0 {
 		w.add(outcomes.ForIntake, "see the dead letters of the run, and 'meander doctor'",
-			"no prompt of it is accepted yet: intake waits until a sampler has announced its model and a reward "+
-				"service its reward functions, or the prompts were refused")
+			"no prompt of it is accepted yet: intake waits until a sampler has announced its model, or the version "+
+				"that the prompts name, and a reward service its functions; or the prompts were refused")
 	}
 	for _, lane := range slices.Sorted(maps.Keys(p.lanes)) {
 		if p.unmade > 0 && lane != "" && !x.serves(lane) && x.backlog[lane] == 0 {
@@ -200,7 +200,13 @@ func runWaits(run schemas.Run, p *Progress, status *schemas.RunStatus, x *System
 			waiting(p.Judged, "sample"))
 	}
 	if n := p.unscored - p.Judged; n > 0 {
-		w.add(outcomes.ForScore, "", "%s for a score", waiting(n, "sample"))
+		says := waiting(n, "sample") + " for a score"
+		for _, p := range x.Present {
+			if p.Service == schemas.ServiceReward && p.Waiting != "" {
+				says += fmt.Sprintf("; %s: %s", p.Instance, p.Waiting)
+			}
+		}
+		w.add(outcomes.ForScore, "", "%s", says)
 	}
 	if status.WaitsFor == string(outcomes.ForBatch) {
 		w = append(w, outcomes.Incomplete(run, status.OpenBatches))

@@ -132,9 +132,11 @@ func (w *worker) decideOutcome(ctx context.Context, b *batch, g *group, last boo
 	if g.result != nil || g.sent {
 		return nil
 	}
-	if !g.deadlineSetBefore(b.earliest) || int64(len(b.roots)) > b.expected {
+	stands := g.paused && g.spec.Deadline == 0 // its time, so that it has no deadline and is not late
+	if !stands && !g.deadlineSetBefore(b.earliest) || int64(len(b.roots)) > b.expected {
 		groups, deadline := b.groupsInTime()
-		if !slices.Contains(groups, g) || g.refused == "" && g.cancelled == nil && !g.deadlineSetBefore(deadline) {
+		if !slices.Contains(groups, g) ||
+			!stands && g.refused == "" && g.cancelled == nil && !g.deadlineSetBefore(deadline) {
 			return nil // it gets its result when the batch closes
 		}
 	}

@@ -51,6 +51,20 @@ func TestControl_PausedGroupsWait(t *testing.T) {
 	}
 }
 
+// A batch whose last rewards come while its run is paused, such as samples that were in flight, is complete, and closes.
+func TestControl_PausedBatchCloses(t *testing.T) {
+	p := newPlane(t)
+	p.serve(t, testConfig())
+	batch := func(g *schemas.Group) { g.Batch, g.BatchGroups = "b", 2 }
+	p.put(t, made("r", "a", 0, 2, 1, batch), made("r", "a", 1, 2, 3, batch))
+	p.results(t, "r", 1)
+	p.hold(t, "r", "", schemas.ControlPause, 1)
+	p.put(t, made("r", "b", 0, 2, 1, batch), made("r", "b", 1, 2, 3, batch))
+	if b := batchOf(t, p.results(t, "r", 3), "r", "b"); b.Status != schemas.StatusComplete || b.Groups != 2 {
+		t.Errorf("batch %+v", b)
+	}
+}
+
 // A cancelled group closes with the rewards that have been taken in; others of its batch count, and it is not
 // refilled.
 func TestControl_Cancelled(t *testing.T) {

@@ -79,6 +79,23 @@ func TestControl_NoAnswer(t *testing.T) {
 	}
 }
 
+// The state of a run names the function that it waits for, and says why, while there is no worker.
+func TestStatus_FunctionAway(t *testing.T) {
+	inEmptyDir(t)
+	serving(t, "--model", "synthetic")
+	expect(t, exitOK, "accepted", "publish", "--run", "r", "-n", "2", "--steps", "2", "--reward", "nats:nobody",
+		"a red fox")
+	bustest.Until(t, "the reason", func() error {
+		said := expect(t, exitOK, "", "status", "r")
+		if !strings.Contains(said, "2 samples wait for a score; reward-") ||
+			!strings.Contains(said, ": nats:nobody: not available now: no worker listens on mdr.v1.score.nobody\n") {
+			return errNotYet
+		}
+		return nil
+	})
+	expect(t, exitOK, "waits, or did when it asked last: nats:nobody: ", "doctor")
+}
+
 // The state of a run says what it waits for, also while it waits: a prompt that no service takes.
 func TestStatus_Waits(t *testing.T) {
 	inStore(t)

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/meander-rl/meander/pkg/export"
 	"github.com/meander-rl/meander/pkg/fields"
@@ -34,13 +35,15 @@ type provingCommand struct {
 	run      schemas.Run
 	services services
 	options  prove.Options
-	Archive  string  `key:"archive" help:"file of 'meander runs export' to prove by, without a server; default what is stored of --run"`
-	Trainer  string  `key:"trainer" help:"command that makes an update again, such as meander-train: without it updates are left out"`
-	Links    string  `key:"links" help:"only these links, with commas; default all"`
-	Sign     string  `key:"sign" help:"PEM file of an ed25519 key: what is proved is signed with it, into ARCHIVE.sig"`
-	Signed   string  `key:"signed" help:"PEM file of a public ed25519 key: ARCHIVE.sig must be signed with its key"`
-	Samples  int     `key:"samples" range:"1.." help:"samples of the batch that are computed again, in whole groups"`
-	All      bool    `key:"all" help:"compute all samples again, of all updates back to the checkpoint"`
+	Archive  string `key:"archive" help:"file of 'meander runs export' to prove by, without a server; default what is stored of --run"`
+	Trainer  string `key:"trainer" help:"command that makes an update again, such as meander-train: without it updates are left out"`
+	Links    string `key:"links" help:"only these links, with commas; default all"`
+	Sign     string `key:"sign" help:"PEM file of an ed25519 key: what is proved is signed with it, into ARCHIVE.sig"`
+	Signed   string `key:"signed" help:"PEM file of a public ed25519 key: ARCHIVE.sig must be signed with its key"`
+	Samples  int    `key:"samples" range:"1.." help:"samples of the batch that are computed again, in whole groups"`
+	All      bool   `key:"all" help:"compute all samples again, of all updates back to the checkpoint"`
+	signer   ed25519.PrivateKey
+	signedBy ed25519.PublicKey
 	Passes   float64 `key:"tolerance" range:"0.." help:"largest |ratio-1| that passes; more than 0 only where another build or backend made the samples"`
 }
 
@@ -67,6 +70,7 @@ each link whether it holds, is broken, or cannot be checked and why.
   advantages    the groups are closed again, with the stored rewards
   prompts       the requests are made again out of the prompts
   update        the trainer (--trainer) makes the update again, to the bit
+  signature     archive and weights are signed with a key (--signed)
 
 It reads an archive (--archive), or what is stored of a run. The first --samples of the batch are computed
 again; --all takes all, of all updates. Nothing is changed: it works in a folder of its own.
@@ -79,7 +83,7 @@ lines say which.`,
   meander prove ./adapter --archive night.tar --sign key.pem   # then: --signed key.pub.pem`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, given []string) error {
-			if err := p.check(given); err != nil {
+			if err := errors.Join(p.check(given), p.readKeys(c.Flags())); err != nil {
 				return usage(err)
 			}
 			if p.Archive != "" {
@@ -215,61 +219,86 @@ type signed struct {
 	Signature []byte    `json:"signature"`
 }
 
-// signature checks the signature of what was proved, and signs what is.
+// maxSignature is the size of a file with a signature, in bytes, above which it is none.
+const maxSignature = 1 << 16
+
+// signature adds whether what was proved is signed, which no other link says, and signs it.
 func (p *provingCommand) signature(r *prove.Report) error {
-	if p.Sign == "" && p.Signed == "" {
-		return nil
+	of, name := statement{r.Archive, r.Weights}, p.Archive+".sig"
+	add := func(of, verdict, what string) {
+		r.Links = append(r.Links, prove.Link{Link: "signature", Of: of, Verdict: verdict, What: what})
 	}
-	of := statement{r.Archive, r.Weights}
 	text, err := json.Marshal(of)
 	if err != nil {
 		return err
 	}
-	name := p.Archive + ".sig"
-	if p.Signed != "" {
-		verdict, what := checkSignature(p.Signed, name, of, text)
-		r.Links = append(r.Links, prove.Link{Link: "signature", Of: name, Verdict: verdict, What: what})
+	switch {
+	case p.signedBy != nil:
+		verdict, what := checkSignature(p.signedBy, name, of, text)
+		add(name, verdict, what+" in "+p.Signed)
 		r.Proved = r.Proved && verdict == prove.Holds
+	case p.signer == nil:
+		add("", prove.LeftOut, "no key is named (--signed): nothing holds times, names of samplers and processors, "+
+			"metrics, and what a trainer tells")
 	}
-	if p.Sign == "" || !r.Proved {
+	if p.signer == nil || !r.Proved {
 		return nil
 	}
-	key, err := readKey[ed25519.PrivateKey](p.Sign, x509.ParsePKCS8PrivateKey)
-	if err != nil {
-		return usage(fmt.Errorf("--sign: %w", err))
-	}
-	data, err := json.Marshal(signed{of, key.Public().(ed25519.PublicKey), ed25519.Sign(key, text)})
+	public := p.signer.Public().(ed25519.PublicKey)
+	data, err := json.Marshal(signed{of, public, ed25519.Sign(p.signer, text)})
 	if err != nil {
 		return err
 	}
-	return replaceFile(name, append(data, '\n'))
+	if err := replaceFile(name, append(data, '\n')); err != nil {
+		return err
+	}
+	add(name, prove.Holds, "archive and weights are signed now, with the key in "+p.Sign)
+	return nil
 }
 
 // checkSignature says whether a file has a key's signature of a statement.
-func checkSignature(keyFile, name string, of statement, text []byte) (verdict, what string) {
-	key, err := readKey[ed25519.PublicKey](keyFile, x509.ParsePKIXPublicKey)
+func checkSignature(key ed25519.PublicKey, name string, of statement, text []byte) (verdict, what string) {
+	file, err := os.Open(name)
 	if err != nil {
-		return prove.Unchecked, "--signed: " + err.Error()
+		return prove.Unchecked, fmt.Sprintf("%v: it is not signed with the key", err)
 	}
-	data, err := os.ReadFile(name)
+	defer func() { _ = file.Close() }() // read-only
+	data, err := io.ReadAll(io.LimitReader(file, maxSignature))
 	if err != nil {
-		return prove.Unchecked, err.Error()
+		return prove.Unchecked, fmt.Sprintf("%v: it is not signed with the key", err)
 	}
 	var s signed
 	switch err := json.Unmarshal(data, &s); {
-	case err != nil:
-		return prove.Broken, err.Error()
+	case err != nil || s.Statement == statement{}:
+		return prove.Broken, "the file is none that --sign writes: it is not signed with the key"
 	case s.Statement != of:
-		return prove.Broken, fmt.Sprintf("it is of archive %.16s and weights %.16s", s.Statement.Archive,
-			s.Statement.Weights)
+		return prove.Broken, fmt.Sprintf("it names archive %.16s and weights %.16s: these are not signed with the key",
+			s.Statement.Archive, s.Statement.Weights)
 	case !ed25519.Verify(key, text, s.Signature):
-		return prove.Broken, "it is not of the key in " + keyFile
+		return prove.Broken, "the signature is not of the key"
 	}
-	return prove.Holds, "archive and weights are signed with the key in " + keyFile
+	return prove.Holds, "archive and weights are signed with the key"
 }
 
-// readKey reads a key of a PEM file.
-func readKey[K any](name string, parse func([]byte) (any, error)) (key K, err error) {
+// readKeys reads the keys that flags name, before anything is proved.
+func (p *provingCommand) readKeys(flags *pflag.FlagSet) (err error) {
+	if flags.Changed("sign") {
+		p.signer, err = readKey[ed25519.PrivateKey](p.Sign, "an ed25519 key", x509.ParsePKCS8PrivateKey)
+	}
+	if err != nil {
+		return fmt.Errorf("--sign: %w", err)
+	}
+	if flags.Changed("signed") {
+		p.signedBy, err = readKey[ed25519.PublicKey](p.Signed, "a public ed25519 key", x509.ParsePKIXPublicKey)
+	}
+	if err != nil {
+		return fmt.Errorf("--signed: %w", err)
+	}
+	return nil
+}
+
+// readKey reads a key of a PEM file, which must be what is asked for.
+func readKey[K any](name, must string, parse func([]byte) (any, error)) (key K, err error) {
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return key, err
@@ -279,12 +308,9 @@ func readKey[K any](name string, parse func([]byte) (any, error)) (key K, err er
 		return key, fmt.Errorf("%s: no PEM file; openssl genpkey -algorithm ed25519 makes a key", name)
 	}
 	of, err := parse(block.Bytes)
-	if err != nil {
-		return key, fmt.Errorf("%s: %w", name, err)
-	}
 	key, ok := of.(K)
-	if !ok {
-		return key, fmt.Errorf("%s: no ed25519 key", name)
+	if err != nil || !ok {
+		return key, fmt.Errorf("%s: is a %s; must be %s, without a passphrase", name, block.Type, must)
 	}
 	return key, nil
 }

@@ -273,8 +273,12 @@ func checkPresent(ctx context.Context, o *Options, say *notes) map[schemas.Lane]
 				p.Lane, p.Waiting)
 			continue
 		}
+		if p.Service == schemas.ServiceReward && p.Waiting != "" {
+			say.add(Warning, "start its workers or its server", "%s waits, or did when it asked last: %s", p.Instance,
+				p.Waiting)
+		}
 		served[p.Lane] = true
-		if p.Waiting != "" {
+		if p.Waiting != "" && p.Service != schemas.ServiceReward {
 			say.add(Warning, "see its log; it goes on by itself", "%s of lane %s makes no samples now: %s", p.Instance,
 				p.Lane, p.Waiting)
 		}

@@ -211,8 +211,8 @@ func (c *catalog) check(names []string) error {
 
 func (c *catalog) names() []string { return slices.Sorted(maps.Keys(c.entries)) }
 
-// presence returns what this service announces to others: its reward functions, and those that are missing, with the
-// reason.
+// presence returns what this service announces to others: its reward functions, those that are missing, with the
+// reason, and why those that others run do not answer.
 func (c *catalog) presence(instance string) *schemas.Presence {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -226,6 +226,15 @@ func (c *catalog) presence(instance string) *schemas.Presence {
 	for _, name := range slices.Sorted(maps.Keys(c.missing)) {
 		p.Missing = append(p.Missing, schemas.MissingReward{Name: name, Reason: c.missing[name].Error()})
 	}
+	away := map[string]bool{}
+	for _, e := range c.entries {
+		away[e.pool.away()] = true
+	}
+	for _, e := range c.groups {
+		away[e.pool.away()] = true
+	}
+	delete(away, "")
+	p.Waiting = strings.Join(slices.Sorted(maps.Keys(away)), "; ")
 	return p
 }
 

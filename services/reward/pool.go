@@ -119,6 +119,24 @@ func (p *pool) close() {
 	p.running.Wait()
 }
 
+// slowCall is after how long without an answer others are told.
+const slowCall = 5 * time.Second
+
+// away returns why the last call of a function that others run got no answer, or how long none has come; empty: it
+// answers, or is not asked.
+func (p *pool) away() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	took := time.Since(p.progress)
+	switch {
+	case p.breaker.last != nil:
+		return p.breaker.last.Error()
+	case p.queueLimit > 0 && p.busy > 0 && took > slowCall:
+		return fmt.Sprintf("%s has not answered for %v", p.name, took.Round(time.Second))
+	}
+	return ""
+}
+
 // score waits in the queue for a call of the function and returns the sample's score. Result.Err tells what to do: a
 // busyError, a breakerError and errors that wrap scorer.ErrUnavailable are temporary. An imageError is about the
 // sample, not the function. errStopping and the error of ctx say nothing about either. Every other error is final.

@@ -166,8 +166,8 @@ func (a *attempt) catchUp(restarts bool) error {
 	if a.req.PolicyVersion != nil {
 		return nil
 	}
-	next := a.service.versions.NewestOf(a.req.Tenant)
-	if next != a.weights && next.Policy.Rule == schemas.SwapRestart && restarts {
+	next := a.service.versions.NewestOf(a.req.Tenant) // nil: the tenant was removed
+	if next != nil && next != a.weights && next.Policy.Rule == schemas.SwapRestart && restarts {
 		return errRestart
 	}
 	if a.switchTo(func(to *weights.Loaded) bool { return to.Policy.Rule == schemas.SwapSwitch }) {

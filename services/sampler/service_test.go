@@ -435,6 +435,48 @@ func TestService_Policies(t *testing.T) {
 	}
 }
 
+// A sample whose tenant is removed while it is made ends with the weights that it began with.
+func TestService_TenantRemoved(t *testing.T) {
+	t.Parallel()
+	x := open(t, nil)
+	x.serve()
+	of := schemas.Lane("synthetic").Of("alice")
+	served := func(tenants int) {
+		bustest.Until(t, "the tenants of the sampler", func() error {
+			all, err := x.Bus.Present(t.Context())
+			if err == nil && (len(all) != 1 || len(all[0].Tenants) != tenants) {
+				err = fmt.Errorf("not yet: %+v", all)
+			}
+			return err
+		})
+	}
+	p, err := x.Bus.Policy(t.Context(), of.Lane.Of(""))
+	if err == nil {
+		p.Tenant = of.Tenant
+		err = x.Bus.SetPolicy(t.Context(), p, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	served(1)
+	begun := x.model.calls.Load()
+	x.model.before = func(call int64) error {
+		if call == begun+2 {
+			if _, err := x.Bus.RemoveTenant(t.Context(), of); err != nil {
+				t.Error(err)
+			}
+			served(0)
+		}
+		return nil
+	}
+	x.ask("g", schemas.Prompt{ImageSettings: schemas.ImageSettings{TrueCFGScale: new(1.0)}},
+		func(r *schemas.Request) { r.Tenant = of.Tenant })
+	made := x.made("g", 1)[0]
+	if made.StopReason != schemas.StopCompleted || made.Tenant != of.Tenant || x.model.calls.Load() < begun+4 {
+		t.Errorf("%+v", made)
+	}
+}
+
 // A network is what its kind says, and changes only where it can.
 func TestNetwork_Kinds(t *testing.T) {
 	t.Parallel()

@@ -14,7 +14,7 @@
 //
 // errors and details are optional, so the replies of Flow-GRPO's reward servers, {"scores": [...]}, are accepted;
 // further fields are ignored. A null, a text, NaN or an infinity instead of a score fails that sample. {"error":
-// "..."}, another number of scores, or anything else fails the request.
+// "..."}, another v than 1, another number of scores, or anything else fails the request.
 //
 // A request for a whole group, schemas.ScoreRequest, has members in place of samples, and one reply for all of them:
 //
@@ -432,6 +432,11 @@ func (s *Scorer) readMap(body []byte) (map[string]any, error) {
 		return nil, fmt.Errorf("reply is no %s map: %w: %s", s.cfg.Format, err, s.quote(body))
 	}
 	s.hideSecrets(m)
+	if v := m["v"]; v != nil { // servers of others name none
+		if of, err := wire.Number(v); err != nil || of != wire.Version {
+			return nil, fmt.Errorf("reply: v: %s; must be %d, or left out", wire.Show(v), wire.Version)
+		}
+	}
 	if failure := m["error"]; failure != nil && failure != "" {
 		return nil, fmt.Errorf("server: %s", wire.Show(failure))
 	}

@@ -417,6 +417,7 @@ def test_an_update_is_told_once(run):
         told = [
             await client.update(
                 name, "synthetic", 1, batches=["step-0"], loss=loss, kl=float("nan"), ratio_max=None, samples=8,
+                grad_norm=-1, clip_share=1.5,
                 evaluation={"exact": 1.0, "none": float("nan")},
             )
             for loss in (0.5, 0.25)  # the first one counts: a trainer that restarted
@@ -426,9 +427,12 @@ def test_an_update_is_told_once(run):
         m = await client.js.get_last_msg("MDR_UPDATES", f"mdr.v1.update.{name}.synthetic.main.main.1")
         event = decode(m.data)
         assert (event["loss"], event["evaluation"]) == (0.5, [{"name": "exact", "value": 1.0}])
-        assert event["samples"] == 8 and not {"kl", "ratio_max"} & event.keys()
+        assert event["samples"] == 8 and not {"kl", "ratio_max", "grad_norm", "clip_share"} & event.keys()
         with pytest.raises(ValueError, match="los: not a number of an update; it has clip_share"):
             await client.update(name, "synthetic", 2, los=1.0)
+        for step in (-1, 1.5):
+            with pytest.raises(ValueError, match=f"step: {step}; must be a whole number"):
+                await client.update(name, "synthetic", step, loss=1.0)
         with pytest.raises(ValueError, match="trainer: 'a b'"):
             await client.update(name, "synthetic", 2, trainer="a b")
         await client.js.publish(f"mdr.v1.update.{name}.synthetic.main.main.3", b"garbage")

@@ -85,6 +85,8 @@ def test_texts_and_preferences():
     (lambda g: [1.0], "gives 1 scores for 2 samples", False), (lambda g: [1.0] * 3, "gives 3 scores", False),
     (lambda g: [], "gives 0 scores", False), (lambda g: [Preference(0, 2, 1.0)], "must be places of two members", False),
     (lambda g: [Preference(0, 0, 1.0)], "must be places of two members", False),
+    (lambda g: {1: 0.5, 0: 1.0}, "gives a dict; must be a list", False), (lambda g: "01", "gives a str", False),
+    (lambda g: {0.5, 1.0}, "gives a set", False), (lambda g: None, "NoneType", False),
     (lambda g: [Busy("later"), 1.0], "later", True), (lambda g: g.nothing, "AttributeError", False),
 ])  # fmt: skip
 def test_a_wrong_answer_is_the_error_of_the_group(gives, says, again):

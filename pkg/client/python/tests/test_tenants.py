@@ -68,7 +68,7 @@ def test_leases_and_pushes_are_of_a_tenant(run, signs, tmp_path):
         async with Lease(client, "signs", "x", mine).held() as lease:
             with pytest.raises(Held, match="be another tenant"):
                 await Lease(client, "signs", "other", mine).take()
-            with pytest.raises(Held, match="x trains it"):
+            with pytest.raises(Held, match=f"lane signs.{mine}: x trains it"):
                 await policy.push_policy(client, files[0], "signs", tenant=mine)
             with pytest.raises(policy.PolicyRefused, match="must be that of the lease"):
                 await policy.push_policy(client, files[0], "signs", lease=lease, tenant=other)
@@ -78,6 +78,11 @@ def test_leases_and_pushes_are_of_a_tenant(run, signs, tmp_path):
                 (sampler,) = await policy.taken(client, p, 30)
                 assert sampler["answer"]["tenant"] == p["tenant"] and sampler["policy_version"] == 1
         assert (pushed["epoch"], beside.get("epoch", 0)) == (1, 0)
+        entry = f"$KV.mdr-leases.signs.{other}"  # which is beyond a float
+        await client.js.publish(entry, b'{"holder": "x", "mark": "m", "since": 1%s}' % (b"0" * 400))
+        with pytest.raises(Held, match="somebody unknown"):
+            await policy.push_policy(client, files[0], "signs", tenant=other)
+        await client.js.publish(entry, b"")
         again = await policy.rollback_policy(client, 0, "signs", tenant=other)
         assert (again["policy_version"], again["tenant"], again["rollback"]) == (2, other, 0)
         assert (await policy.policy(client, "signs", mine))["policy_version"] == 1

@@ -1104,7 +1104,7 @@ export interface Presence {
   loading?: Integer | null;
   /** tenants are those who have weights of their own on the sampler's lane, besides main. */
   tenants?: TenantServing[] | null;
-  /** waiting is why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now. */
+  /** waiting is why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now. Of a reward service it says which functions gave no answer when they were asked last, and why. */
   waiting?: string | null;
   /** draining says that it finishes the work in flight and begins no new work. */
   draining?: boolean | null;

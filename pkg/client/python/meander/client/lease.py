@@ -1,7 +1,6 @@
 """A lease: one trainer at a time has a lane. It is an entry of a bucket, which goes when its holder is silent. Who
-takes
-it announces the lane's version again, with the next epoch, and pushes under that epoch: a process that had the lease
-before, and was stopped meanwhile, is refused by the order of the versions whenever it wakes."""
+takes it announces the lane's version again, with the next epoch, and pushes under that epoch: a process that had the
+lease before, and was stopped meanwhile, is refused by the order of the versions whenever it wakes."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ async def holder(client: Client, lane: str, tenant: str = TENANT) -> tuple[dict[
     try:
         has = json.loads(m.data)
         return {"holder": str(has["holder"]), "since": float(has["since"]), "mark": str(has["mark"])}, m.seq or 0
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return {"holder": "somebody unknown", "since": time.time(), "mark": ""}, m.seq or 0
 
 
@@ -55,10 +54,11 @@ async def check_free(client: Client, lane: str, tenant: str = TENANT) -> None:
     """Held: a trainer has the lane, or the tenant of it, to itself."""
     has, _ = await holder(client, lane, tenant)
     if has:
+        of = lane if tenant == TENANT else f"{lane}.{tenant}"
         seconds = time.time() - has["since"]
         since = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
         raise Held(
-            f"lane {lane}: {has['holder']} trains it, for {since}; wait until it has ended "
+            f"lane {of}: {has['holder']} trains it, for {since}; wait until it has ended "
             f"({await _expiry(client):g} s after it was killed), train another lane, be another tenant of it, or "
             "follow its run"
         )

@@ -40,13 +40,16 @@ class Updates:
         of a trainer's step counts, so a trainer that restarts tells its updates again without harm.
 
         step counts the trainer's updates from 1. trainer is a name where several learn from one run, tenant
-        whose weights of the lane they are. numbers are those
-        that there are, listed below; None and what is not finite are left out. ledger has, by their names in the
-        contract, what `meander prove` walks back by: weights_before, average_digest, state, settings, code.
-        batch_digest is Batch.digest().
+        whose weights of the lane they are. numbers are those that there are, listed below; None and what none can be
+        are left out: infinite ones, below 0 unless they are the loss or the KL (a grad_norm of -1 says that it is not
+        known), a share above 1. ledger has, by their names in the contract, what `meander prove` walks back by:
+        weights_before, average_digest, state, settings, code. batch_digest is Batch.digest().
 
-        ValueError: a number that an update does not have. EventError: the place of the update holds something else.
+        ValueError: a number that an update does not have, or a wrong step. EventError: the place of the update holds
+        something else.
         """
+        if step != int(step) or step < 0:
+            raise ValueError(f"step: {step}; must be a whole number, at least 0")
         if unknown := sorted(numbers.keys() - NUMBERS):
             raise ValueError(f"{unknown[0]}: not a number of an update; it has {', '.join(sorted(NUMBERS))}")
         event: Event = {
@@ -63,7 +66,7 @@ class Updates:
         if evaluation:
             known = {k: float(v) for k, v in sorted(evaluation.items()) if math.isfinite(v)}
             event["evaluation"] = [{"name": k, "value": v} for k, v in known.items()]
-        subject = f"{PREFIX}update.{run}.{lane}.{tenant}.{trainer}.{step}"
+        subject = f"{PREFIX}update.{run}.{lane}.{tenant}.{trainer}.{int(step)}"
         try:
             await self.js.publish(
                 subject, msgpack.packb(event),
@@ -89,5 +92,6 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _known(numbers: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Those that there are, and that are finite."""
-    return [(k, v) for k, v in numbers.items() if v is not None and math.isfinite(v)]
+    """Those that there are, and that a reader takes."""
+    there = [(k, v) for k, v in numbers.items() if v is not None and math.isfinite(v)]
+    return [(k, v) for k, v in there if k in ("loss", "kl") or 0 <= v <= (1 if k == "clip_share" else math.inf)]

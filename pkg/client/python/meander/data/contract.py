@@ -2118,7 +2118,8 @@ class Presence(TypedDict):
         names them; loading is the version that it is about to take over (integer ≥ 0).
     tenants: those who have weights of their own on the sampler's lane, besides main (list of map).
     waiting: why a starting sampler does not serve its lane yet, or why one that serves it makes no samples
-        now (text, 0 to 4096 bytes).
+        now. Of a reward service it says which functions gave no answer when they were asked last, and why
+        (text, 0 to 4096 bytes).
     draining: says that it finishes the work in flight and begins no new work (true or false).
     room: what a sampler takes of MDR_STEPS, or what prompts wait for there at an intake; absent: nothing
         (map).
@@ -2158,8 +2159,9 @@ class Presence(TypedDict):
     tenants: NotRequired[list[TenantServing] | None]
     """those who have weights of their own on the sampler's lane, besides main (list of map)."""
     waiting: NotRequired[str | None]
-    """why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now (text, 0
-    to 4096 bytes)."""
+    """why a starting sampler does not serve its lane yet, or why one that serves it makes no samples now. Of a
+    reward service it says which functions gave no answer when they were asked last, and why (text, 0 to 4096
+    bytes)."""
     draining: NotRequired[bool | None]
     """says that it finishes the work in flight and begins no new work (true or false)."""
     room: NotRequired[Room | None]

@@ -8,7 +8,7 @@ import io
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -169,7 +169,10 @@ async def _rated(reward: Reward, request: bytes | Msg, fetch: _Fetch | None) -> 
     data, trace = _parts(request)
     try:
         group = await read_group(data, fetch, trace)
-        said = list(await maybe_awaited(await asyncio.to_thread(reward.rate, group)))
+        answer = await maybe_awaited(await asyncio.to_thread(reward.rate, group))
+        if isinstance(answer, (str, bytes, Mapping, Set)):  # which have another order, or none
+            raise RuntimeError(f"{reward.name} gives a {type(answer).__name__}; must be a list, in the members' order")
+        said = list(answer)
         if said and all(isinstance(x, Preference) for x in said):
             indexes = [m.sample_index for m in group]
             return {"v": 1, "preferences": [_preference(x, indexes) for x in said]}
