@@ -153,8 +153,8 @@ def _multiples(
 ) -> Iterator[Fit]:
     """One input as a multiple of itself, which may follow sizes and settings, or as one number in all cases."""
     base = _all(of, way, change)
-    for name, (bases, said) in way.set.uses.items() if base is not None else ():
-        if not said.get("shape", "").startswith("["):
+    for name, (bases, said) in way.set.uses.items():
+        if base is None or not said.get("shape", "").startswith("["):
             continue
         read, is_number, same = _reader(way.set, name), said["shape"] == "[]", ((name, "^-1"),)
 
