@@ -34,14 +34,17 @@ type provingCommand struct {
 	run      schemas.Run
 	services services
 	options  prove.Options
-	Archive  string  `key:"archive" help:"file of 'meander runs export' to prove by, without a server; default what is stored of --run"`
-	Trainer  string  `key:"trainer" help:"command that makes an update again, such as meander-train: without it updates are left out"`
-	Links    string  `key:"links" help:"only these links, with commas; default all"`
-	Sign     string  `key:"sign" help:"PEM file of an ed25519 key: what is proved is signed with it, into ARCHIVE.sig"`
-	Signed   string  `key:"signed" help:"PEM file of a public ed25519 key: ARCHIVE.sig must be signed with its key"`
-	Samples  int     `key:"samples" range:"1.." help:"samples of the batch that are computed again, in whole groups"`
-	All      bool    `key:"all" help:"compute all samples again, of all updates back to the checkpoint"`
-	Passes   float64 `key:"tolerance" range:"0.." help:"largest |ratio-1| that passes; more than 0 only where another build or backend made the samples"`
+	private  ed25519.PrivateKey // of --sign
+	public   ed25519.PublicKey  // of --signed
+
+	Archive string  `key:"archive" help:"file of 'meander runs export' to prove by, without a server; default what is stored of --run"`
+	Trainer string  `key:"trainer" help:"command that makes an update again, such as meander-train: without it updates are left out"`
+	Links   string  `key:"links" help:"only these links, with commas; default all"`
+	Sign    string  `key:"sign" help:"PEM file of an ed25519 key: what is proved is signed with it, into ARCHIVE.sig"`
+	Signed  string  `key:"signed" help:"PEM file of a public ed25519 key: ARCHIVE.sig must be signed with its key"`
+	Samples int     `key:"samples" range:"1.." help:"samples of the batch that are computed again, in whole groups"`
+	All     bool    `key:"all" help:"compute all samples again, of all updates back to the checkpoint"`
+	Passes  float64 `key:"tolerance" range:"0.." help:"largest |ratio-1| that passes; more than 0 only where another build or backend made the samples"`
 }
 
 // proveCommand makes the command 'meander prove'.
@@ -137,7 +140,11 @@ func (p *provingCommand) check(given []string) error {
 	case p.Archive == "" && p.Sign+p.Signed != "":
 		return errors.New("--sign, --signed: are for an archive; name it with --archive")
 	}
-	return errors.Join(checkCompute(p.options.Verify), p.services.validate())
+	return errors.Join(checkCompute(p.options.Verify), p.services.validate(),
+		readKey("sign", p.Sign, x509.ParsePKCS8PrivateKey, &p.private,
+			"a private ed25519 key in PEM, as openssl genpkey -algorithm ed25519 makes it"),
+		readKey("signed", p.Signed, x509.ParsePKIXPublicKey, &p.public,
+			"a public ed25519 key in PEM, as openssl pkey -in PRIVATE.pem -pubout makes it"))
 }
 
 // prove proves by an archive, in a store of its own, and prints the report.
@@ -191,6 +198,7 @@ func (p *provingCommand) print(out io.Writer, r *prove.Report) error {
 		if r.Proved {
 			n := r.Count(prove.LeftOut)
 			fmt.Fprintf(out, "proved%s\n", present.When(n > 0, "; left out: %d of %d links", n, len(r.Links)))
+			fmt.Fprint(out, present.When(p.Sign != "", "signed in %s\n", p.Archive+signatureSuffix))
 		}
 		for _, fault := range r.Faults() {
 			fmt.Fprintln(out, "not proved: "+fault)
@@ -201,6 +209,9 @@ func (p *provingCommand) print(out io.Writer, r *prove.Report) error {
 	}
 	return nil
 }
+
+// signatureSuffix follows the name of an archive in that of its signature.
+const signatureSuffix = ".sig"
 
 // statement is what is signed: which archive, and which weights it proved.
 type statement struct {
@@ -225,32 +236,24 @@ func (p *provingCommand) signature(r *prove.Report) error {
 	if err != nil {
 		return err
 	}
-	name := p.Archive + ".sig"
+	name := p.Archive + signatureSuffix
 	if p.Signed != "" {
-		verdict, what := checkSignature(p.Signed, name, of, text)
+		verdict, what := p.checkSignature(name, of, text)
 		r.Links = append(r.Links, prove.Link{Link: "signature", Of: name, Verdict: verdict, What: what})
 		r.Proved = r.Proved && verdict == prove.Holds
 	}
 	if p.Sign == "" || !r.Proved {
 		return nil
 	}
-	key, err := readKey[ed25519.PrivateKey](p.Sign, x509.ParsePKCS8PrivateKey)
-	if err != nil {
-		return usage(fmt.Errorf("--sign: %w", err))
-	}
-	data, err := json.Marshal(signed{of, key.Public().(ed25519.PublicKey), ed25519.Sign(key, text)})
+	data, err := json.Marshal(signed{of, p.private.Public().(ed25519.PublicKey), ed25519.Sign(p.private, text)})
 	if err != nil {
 		return err
 	}
 	return replaceFile(name, append(data, '\n'))
 }
 
-// checkSignature says whether a file has a key's signature of a statement.
-func checkSignature(keyFile, name string, of statement, text []byte) (verdict, what string) {
-	key, err := readKey[ed25519.PublicKey](keyFile, x509.ParsePKIXPublicKey)
-	if err != nil {
-		return prove.Unchecked, "--signed: " + err.Error()
-	}
+// checkSignature says whether a file has the signature of a statement by the key of --signed.
+func (p *provingCommand) checkSignature(name string, of statement, text []byte) (verdict, what string) {
 	data, err := os.ReadFile(name)
 	if err != nil {
 		return prove.Unchecked, err.Error()
@@ -262,29 +265,28 @@ func checkSignature(keyFile, name string, of statement, text []byte) (verdict, w
 	case s.Statement != of:
 		return prove.Broken, fmt.Sprintf("it is of archive %.16s and weights %.16s", s.Statement.Archive,
 			s.Statement.Weights)
-	case !ed25519.Verify(key, text, s.Signature):
-		return prove.Broken, "it is not of the key in " + keyFile
+	case !ed25519.Verify(p.public, text, s.Signature):
+		return prove.Broken, "it is not of the key in " + p.Signed
 	}
-	return prove.Holds, "archive and weights are signed with the key in " + keyFile
+	return prove.Holds, "archive and weights are signed with the key in " + p.Signed
 }
 
-// readKey reads a key of a PEM file.
-func readKey[K any](name string, parse func([]byte) (any, error)) (key K, err error) {
+// readKey reads the PEM file that a flag names, if it does; must says what it has to be.
+func readKey[K any](flag, name string, parse func([]byte) (any, error), key *K, must string) error {
+	if name == "" {
+		return nil
+	}
 	data, err := os.ReadFile(name)
 	if err != nil {
-		return key, err
+		return fmt.Errorf("--%s: %w", flag, err)
 	}
-	block, _ := pem.Decode(data)
-	if block == nil {
-		return key, fmt.Errorf("%s: no PEM file; openssl genpkey -algorithm ed25519 makes a key", name)
+	ok := false
+	if block, _ := pem.Decode(data); block != nil {
+		of, _ := parse(block.Bytes) // nil is no key either
+		*key, ok = of.(K)
 	}
-	of, err := parse(block.Bytes)
-	if err != nil {
-		return key, fmt.Errorf("%s: %w", name, err)
-	}
-	key, ok := of.(K)
 	if !ok {
-		return key, fmt.Errorf("%s: no ed25519 key", name)
+		return fmt.Errorf("--%s: %s; must be %s", flag, name, must)
 	}
-	return key, nil
+	return nil
 }

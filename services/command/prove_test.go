@@ -61,11 +61,14 @@ func TestProve(t *testing.T) {
 		want   string // at the end of stdout, or in stderr
 	}{
 		{append([]string{adapter, "--signed", public}, links...), 1, "not proved: unchecked: 1 of 11 links\n"},
-		{append([]string{adapter, "--sign", private}, links...), 0, "proved; left out: 6 of 10 links\n"},
+		{append([]string{adapter, "--sign", private}, links...), 0,
+			"proved; left out: 6 of 10 links\nsigned in " + archive + ".sig\n"},
 		{append([]string{"2", "--signed", public}, links...), 0, "proved; left out: 6 of 11 links\n"},
 		{append([]string{"1", "--signed", public}, links...), 1, "not proved: broken: 1 of 11 links\n"},
 		{append([]string{"2", "--signed", other}, links...), 1, "not proved: broken: 1 of 11 links\n"},
-		{append([]string{"2", "--sign", public}, links...), 2, "--sign: "},
+		{append([]string{"2", "--sign", public}, links...), 2, "must be a private ed25519 key in PEM"},
+		{append([]string{"2", "--signed", private}, links...), 2, "must be a public ed25519 key in PEM"},
+		{append([]string{"2", "--signed", "no.pem"}, links...), 2, "--signed: open no.pem: "},
 		{[]string{"3", "--archive", archive}, 2, "version 3: not in the archive; must be one of"},
 		{[]string{"--archive", archive, "--links", "weight"}, 2, `--links: "weight"`},
 		{[]string{"--archive", archive, "--run", "x"}, 2, "--run: is of a store"},
