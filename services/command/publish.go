@@ -62,7 +62,7 @@ samples in the background; 'meander watch' shows them.`,
 					return err
 				}
 				a.nameModel(prompts, plan.facts)
-				return a.publishAll(c, conn, run, prompts, wait)
+				return a.publishAll(c, conn, run, prompts, wait, plan.Warnings)
 			})(c, texts)
 		},
 	}
@@ -80,10 +80,10 @@ func checkWait(wait time.Duration) error {
 	return nil
 }
 
-// publishAll publishes the prompts one by one, and prints intake's answer to each. A refused or held prompt gives
-// exit status 1. Other errors end it; what is published stays.
+// publishAll publishes the prompts one by one, and prints intake's answer to each, with warnings but those that are
+// known. A refused or held prompt gives exit status 1. Other errors end it; what is published stays.
 func (a *app) publishAll(
-	c *cobra.Command, conn *connection, run schemas.Run, prompts []prompt, wait time.Duration,
+	c *cobra.Command, conn *connection, run schemas.Run, prompts []prompt, wait time.Duration, known []string,
 ) error {
 	refused := 0
 	for _, prompt := range prompts {
@@ -107,7 +107,9 @@ func (a *app) publishAll(
 				receipt.Error+receipt.Waiting)
 		}
 		for _, w := range receipt.Warnings {
-			fmt.Fprintf(c.ErrOrStderr(), "warning: %s: %s\n", receipt.UID, w)
+			if !slices.Contains(known, w) {
+				present.Linef(c.ErrOrStderr(), "warning: %s: %s", receipt.UID, w)
+			}
 		}
 		if !receipt.Accepted {
 			refused++
