@@ -4,7 +4,9 @@ was measured, and needs no pipeline. Exit status: 0 all agrees, 1 something diff
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from typing import Any
 
 from . import adapters, engine, engines, report, suite, trainer
@@ -30,9 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
     e.add_argument("--update", action="append", default=[], metavar="DIR", help="a LoRA to serve; may be repeated")
     commands.add_parser("vectors", parents=[forms], help="list the sets of vectors, with their formulas")
     o = parser.parse_args(arguments)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else report.WIDTH
     try:
         if o.command == "vectors":
-            print("\n".join(f"{s.title:<24} {s.formula} [{s.source}]" for s in suite.load().values()))
+            for s in suite.load().values():
+                line = f"{s.title:<24} {s.formula} [{s.source}]"
+                print(textwrap.fill(line, columns, subsequent_indent="  ") if sys.stdout.isatty() else line)
             return 0
         findings = _trainer(o) if o.command == "trainer" else _engine(o)
     except (ValueError, ImportError, OSError) as fault:
@@ -41,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         hint = "" if "pip install" in str(fault) else hint
         print(f"certify: {fault}{hint}", file=sys.stderr)
         return 2
-    print(report.text(findings, o.format))
+    print(report.text(findings, o.format, min(columns, report.WIDTH)))
     return int(report.failed(findings))
 
 
