@@ -176,7 +176,7 @@ func printReport(out io.Writer, r *verify.Report) {
 		n    int
 		what string
 	}{
-		{r.Failed, "of them not completed"},
+		{r.Failed, "samples not completed"},
 		{r.Predictions, "predictions at steps made again"},
 		{r.Said, "answers of interactions, which no model computes again"},
 		{r.Requests, "requests of stages made again"},
