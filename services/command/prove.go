@@ -201,7 +201,7 @@ func (p *provingCommand) print(out io.Writer, r *prove.Report) error {
 			fmt.Fprint(out, present.When(p.Sign != "", "signed in %s\n", p.Archive+signatureSuffix))
 		}
 		for _, fault := range r.Faults() {
-			fmt.Fprintln(out, "not proved: "+fault)
+			present.Lines(out, "not proved: "+fault)
 		}
 	}
 	if !r.Proved {

@@ -100,10 +100,10 @@ func (a *app) publishAll(
 			if receipt.TotalSteps != nil {
 				steps = fmt.Sprintf(", %d", *receipt.TotalSteps)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %s%s steps  %q\n", receipt.UID,
+			present.Linef(c.OutOrStdout(), "accepted  %s  %s%s steps  %q", receipt.UID,
 				present.Count(receipt.Samples, "sample"), steps, prompt.text)
 		} else {
-			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", notAccepted(receipt), prompt.text,
+			present.Linef(c.OutOrStdout(), "%-8s  %q  %s", notAccepted(receipt), prompt.text,
 				receipt.Error+receipt.Waiting)
 		}
 		for _, w := range receipt.Warnings {
