@@ -16,6 +16,13 @@ func controlSamples() []sample {
 				By: "ada@lab", Since: 1_763_690_400_000_001_000,
 			},
 		}},
+		{"control_receipt-midway", &schemas.ControlReceipt{
+			Run: "run-1", Seq: 19, Accepted: true, Status: &schemas.RunStatus{
+				State: "running", WaitsFor: "a sampler", Groups: 3, Closed: 1, OpenBatches: 1, Trajectories: 8, Rewards: 6,
+				Outcomes: []schemas.OutcomeCount{{Outcome: "open", Groups: 2}, {Outcome: "partial", Groups: 1}},
+				Failed: 2, Waiting: 8, Midway: 3, SavedEvaluations: 12, Refused: 1, Lost: 1,
+			},
+		}},
 		{"control_receipt-refused", &schemas.ControlReceipt{Run: "run-1", UID: "p99", Seq: 18, Code: "invalid", Error: "uid: p99; must be one of run run-1: p1 p2"}},
 		{"control-prune", &schemas.Control{
 			Run: "run-1", Action: "prune", UID: "p17", SampleIndex: new(int64(3)), StepIndex: 6, By: "trainer", At: 1_763_690_400_000_000_000,

@@ -53,7 +53,7 @@ func decodeInto(data []byte, v reflect.Value) ([]unknownKey, error) {
 
 // readEvent checks the structure of the bytes, in either encoding, and decodes them into v. After an error v is zero.
 func (r *reader) readEvent(v reflect.Value) (err error) {
-	if isJSON(r.data) {
+	if IsJSON(r.data) {
 		if r.data, err = fromJSON(r.data, v.Type()); err != nil {
 			return err
 		}

@@ -33,7 +33,7 @@ func JSON(v any) any {
 // JSONOfBytes is JSON for an encoded event that was checked before.
 func JSONOfBytes(data []byte) any {
 	var v any
-	if isJSON(data) {
+	if IsJSON(data) {
 		return json.RawMessage(data)
 	}
 	if err := msgpack.Unmarshal(data, &v); err != nil {
@@ -45,7 +45,7 @@ func JSONOfBytes(data []byte) any {
 // EncodeAnswer is Encode of the answer to a message, in the encoding of that: who asks in JSON reads JSON.
 func EncodeAnswer(to []byte, e Event) ([]byte, error) {
 	data, err := Encode(e)
-	if err != nil || !isJSON(to) {
+	if err != nil || !IsJSON(to) {
 		return data, err
 	}
 	return json.Marshal(JSONOfBytes(data))
@@ -85,8 +85,8 @@ func toJSONValue(v any) any {
 // one that is not there; fields go by their other names, too (Field.Aliases). What follows the first byte of an event
 // tells which it is.
 
-// isJSON reports whether an event is JSON: a map of msgpack never begins with a brace or with white space.
-func isJSON(data []byte) bool { return len(data) > 0 && strings.IndexByte("{ \t\r\n", data[0]) >= 0 }
+// IsJSON reports whether an event is JSON: a map of msgpack never begins with a brace or with white space.
+func IsJSON(data []byte) bool { return len(data) > 0 && strings.IndexByte("{ \t\r\n", data[0]) >= 0 }
 
 // fromJSON returns the event of a type that is JSON in the other encoding. Numbers are read as their fields have them,
 // at once and exactly. What does not fit its field is left to Decode.

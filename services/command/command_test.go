@@ -419,6 +419,12 @@ func TestPublish(t *testing.T) {
 	expect(t, exitOK, `warning    uid: "p1" is already used in run "default" by another prompt`, "publish", "--dry-run", "--prompts", "again.jsonl")
 	expect(t, exitFailed, `refused   "a fox"  model: "elsewhere" is not served here`, "publish", "--prompts", unservedPrompt(t))
 	expect(t, exitUsage, "--run: ", "publish", "--run", "a b", "a red fox")
+	// What the estimate has said of all prompts is not said again of each.
+	_, said, err := command(t.Context(), "publish", "-n", "2", "--initial-noise", "shared", "--sde-type", "ode",
+		"a hen", "a cow")
+	if n := strings.Count(said, "no step is stochastic"); err != nil || n != 1 {
+		t.Errorf("%v, warned %d times:\n%s", err, n, said)
+	}
 }
 
 // A prompt that cannot be sent is named by its text where it has no uid yet.

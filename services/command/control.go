@@ -230,15 +230,15 @@ func (k *controller) printOutcome(out io.Writer, r *schemas.ControlReceipt, samp
 	}
 	switch k.Action {
 	case schemas.ControlCancel:
-		fmt.Fprintf(out, "%s is cancelled: %s removed; %s\n", what, present.Count(r.Requests, "request"), stopped)
+		present.Linef(out, "%s is cancelled: %s removed; %s", what, present.Count(r.Requests, "request"), stopped)
 	case schemas.ControlPause:
-		fmt.Fprintf(out, "%s is paused: %s\n", what, stopped)
-		fmt.Fprintf(out, "continue it with: meander resume %s\n", r.Run)
+		present.Linef(out, "%s is paused: %s", what, stopped)
+		present.Linef(out, "continue it with: meander resume %s", r.Run)
 	case schemas.ControlPrune:
-		fmt.Fprintf(out, "sample %d of %s ends at its next step boundary from step %d on\n", *k.SampleIndex, what,
+		present.Linef(out, "sample %d of %s ends at its next step boundary from step %d on", *k.SampleIndex, what,
 			k.StepIndex)
 	case schemas.ControlResume:
-		fmt.Fprintf(out, "%s continues: %s back in the queue\n", what, present.Count(r.Requests, "parked request"))
+		present.Linef(out, "%s continues: %s back in the queue", what, present.Count(r.Requests, "parked request"))
 	}
 	return nil
 }
@@ -250,7 +250,7 @@ func (a *app) printStatus(out io.Writer, run schemas.Run, s *schemas.RunStatus, 
 		fields["waits"] = waits
 		return encode(out, fields)
 	}
-	fmt.Fprintf(out, "run %s: %s\n", run, stateText(out, s))
+	present.Linef(out, "run %s: %s", run, stateText(out, s))
 	var ended []string
 	for _, o := range s.Outcomes {
 		if o.Outcome != outcomes.Open {

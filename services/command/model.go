@@ -166,15 +166,16 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	printGPUMemory(out, info)
 	when := func(there bool, format string, args ...any) {
 		if there {
-			fmt.Fprintf(out, format+"\n", args...)
+			present.Linef(out, format, args...)
 		}
 	}
-	fmt.Fprintf(out, "\n%s%d latent channels per token of %dx%d pixels, at most %s pixels and %s tokens of text\n"+
-		"defaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q\n",
+	fmt.Fprintln(out)
+	when(true, "%s%d latent channels per token of %dx%d pixels, at most %s pixels and %s tokens of text",
 		present.When(info.Vocabulary > 0, "vocabulary %d, ", info.Vocabulary), info.LatentChannels, info.PixelsPerToken,
-		info.PixelsPerToken, present.Thousands(info.MaxPixels), present.Thousands(info.MaxPromptTokens), info.Height,
-		info.Width, info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
-	fmt.Fprintf(out, "guidance %s, conditioning %s of at most %s a prompt, %s a token\n", info.CFGRule,
+		info.PixelsPerToken, present.Thousands(info.MaxPixels), present.Thousands(info.MaxPromptTokens))
+	when(true, "defaults %dx%d pixels, %d steps, true_cfg_scale %g, negative prompt %q", info.Width, info.Height,
+		info.NumInferenceSteps, info.TrueCFGScale, info.NegativePrompt)
+	when(true, "guidance %s, conditioning %s of at most %s a prompt, %s a token", info.CFGRule,
 		strings.Join(conditioningOf(info.Card), ", "), present.Size(int(info.ConditioningBytes)),
 		present.Size(int(info.ConditioningTokenBytes)))
 	when(info.Prompts > 1, "up to %d texts a prompt", info.Prompts)
@@ -191,14 +192,18 @@ func printInfo(out io.Writer, dir string, info *model.Info) {
 	if info.IndependentRows {
 		rows = "each by itself"
 	}
-	fmt.Fprintf(out, "computed by %s, samples %s; one that is computed again may differ by %g\n",
-		cmp.Or(info.Backend, "this program"), rows, info.Tolerance)
+	again := "has the same bits"
+	if info.Tolerance > 0 {
+		again = fmt.Sprintf("may differ by %g", info.Tolerance)
+	}
+	when(true, "computed by %s, samples %s; one that is computed again %s", cmp.Or(info.Backend, "this program"), rows,
+		again)
 	when(info.MaxFrames > 1, "videos of %d frames by default, at most %d, 1 more than a multiple of %d; %g a second",
 		info.Frames, info.MaxFrames, max(info.FramesPerToken, 1), info.FPS)
 	if p := info.Pipeline; p != nil {
 		when(true, "pipeline %s, steps in order %s; conditions %s; arguments %s", p.Class,
 			cmp.Or(p.RandomAccess, "that --test finds"), inputs(p.Conditions), inputs(p.Arguments))
-		when(p.RandomAccess != "", "tested at %d x %d, %d frames", p.Admitted.Height, p.Admitted.Width,
+		when(p.RandomAccess != "", "tested at %dx%d, %d frames", p.Admitted.Width, p.Admitted.Height,
 			p.Admitted.Frames)
 		for _, note := range p.Notes {
 			when(true, "note: %s", note)
@@ -260,7 +265,7 @@ func printGPUMemory(out io.Writer, info *model.Info) {
 			continue
 		}
 		for _, images := range []int{1, 4, 8} {
-			t.Row(fmt.Sprintf("and a pass of %d at %dx%d, guided", images, s[0], s[1]),
+			t.Row(fmt.Sprintf("and a pass of %d at %dx%d, guided", images, s[1], s[0]),
 				present.Size(info.Pass(media.ImageSize(s[0], s[1]), 2*images, 2)),
 				present.Size(info.Pass(media.ImageSize(s[0], s[1]), 2*images, 4)))
 		}
@@ -268,7 +273,7 @@ func printGPUMemory(out io.Writer, info *model.Info) {
 	fmt.Fprintln(out)
 	t.Print(out)
 	one := weights[0] + info.Pass(info.Size, 2, 2)
-	fmt.Fprintf(out, "in bf16, %s for one image of %dx%d: %s\n", present.Size(one), info.Height, info.Width,
+	present.Linef(out, "in bf16, %s for one image of %dx%d: %s", present.Size(one), info.Width, info.Height,
 		leastGPU(one))
 }
 

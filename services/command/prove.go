@@ -197,7 +197,7 @@ func (p *provingCommand) print(out io.Writer, r *prove.Report) error {
 			fmt.Fprintf(out, "proved%s\n", present.When(n > 0, "; left out: %d of %d links", n, len(r.Links)))
 		}
 		for _, fault := range r.Faults() {
-			fmt.Fprintln(out, "not proved: "+fault)
+			present.Lines(out, "not proved: "+fault)
 		}
 	}
 	if !r.Proved {

@@ -62,7 +62,7 @@ samples in the background; 'meander watch' shows them.`,
 					return err
 				}
 				a.nameModel(prompts, plan.facts)
-				return a.publishAll(c, conn, run, prompts, wait)
+				return a.publishAll(c, conn, run, prompts, wait, plan.Warnings)
 			})(c, texts)
 		},
 	}
@@ -80,10 +80,10 @@ func checkWait(wait time.Duration) error {
 	return nil
 }
 
-// publishAll publishes the prompts one by one, and prints intake's answer to each. A refused or held prompt gives
-// exit status 1. Other errors end it; what is published stays.
+// publishAll publishes the prompts one by one, and prints intake's answer to each, with warnings but those that are
+// known. A refused or held prompt gives exit status 1. Other errors end it; what is published stays.
 func (a *app) publishAll(
-	c *cobra.Command, conn *connection, run schemas.Run, prompts []prompt, wait time.Duration,
+	c *cobra.Command, conn *connection, run schemas.Run, prompts []prompt, wait time.Duration, known []string,
 ) error {
 	refused := 0
 	for _, prompt := range prompts {
@@ -100,14 +100,16 @@ func (a *app) publishAll(
 			if receipt.TotalSteps != nil {
 				steps = fmt.Sprintf(", %d", *receipt.TotalSteps)
 			}
-			fmt.Fprintf(c.OutOrStdout(), "accepted  %s  %s%s steps  %q\n", receipt.UID,
+			present.Linef(c.OutOrStdout(), "accepted  %s  %s%s steps  %q", receipt.UID,
 				present.Count(receipt.Samples, "sample"), steps, prompt.text)
 		} else {
-			fmt.Fprintf(c.OutOrStdout(), "%-8s  %q  %s\n", notAccepted(receipt), prompt.text,
+			present.Linef(c.OutOrStdout(), "%-8s  %q  %s", notAccepted(receipt), prompt.text,
 				receipt.Error+receipt.Waiting)
 		}
 		for _, w := range receipt.Warnings {
-			fmt.Fprintf(c.ErrOrStderr(), "warning: %s: %s\n", receipt.UID, w)
+			if !slices.Contains(known, w) {
+				present.Linef(c.ErrOrStderr(), "warning: %s: %s", receipt.UID, w)
+			}
 		}
 		if !receipt.Accepted {
 			refused++

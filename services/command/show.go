@@ -305,7 +305,7 @@ func printGroup(out io.Writer, g *view.Group, trajectories []*schemas.Trajectory
 			}
 		} else {
 			line("%dx%d pixels, %d steps, %s log-probs, noise level %g, latents %v %s, cfg %g",
-				t.Height, t.Width, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType,
+				t.Width, t.Height, len(t.Transitions), t.LogProbKind, t.NoiseLevel, t.LatentsShape, t.LatentsDType,
 				t.TrueCFGScale)
 		}
 		for _, x := range (*schemas.Settings)(&t.Sampling).Extras() {

@@ -83,7 +83,7 @@ func outputOf(l *view.StageLine) string {
 	case t.StopReason != schemas.StopCompleted:
 		return fmt.Sprintf("%s: %s", t.StopReason, t.Error)
 	case t.Text == nil:
-		return fmt.Sprintf("image %dx%d, %d steps", t.Height, t.Width, len(t.Transitions))
+		return fmt.Sprintf("image %dx%d, %d steps", t.Width, t.Height, len(t.Transitions))
 	}
 	said := fmt.Sprintf("%q", t.Text.Answer())
 	if l.Judgement != nil {

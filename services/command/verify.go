@@ -161,7 +161,8 @@ func (a *app) printVerify(out io.Writer, r *verify.Report, tolerance float64) er
 }
 
 // printReport prints the numbers of a report, and the first mismatches, for people.
-func printReport(out io.Writer, r *verify.Report) {
+func printReport(to io.Writer, r *verify.Report) {
+	out := &strings.Builder{}
 	fmt.Fprintf(out, "run %s: %d trajectories, ", r.Run, r.Trajectories)
 	switch {
 	case r.Drawn > 0:
@@ -176,7 +177,7 @@ func printReport(out io.Writer, r *verify.Report) {
 		n    int
 		what string
 	}{
-		{r.Failed, "samples failed"},
+		{r.Failed, "samples not completed"},
 		{r.Predictions, "predictions at steps made again"},
 		{r.Said, "answers of interactions, which no model computes again"},
 		{r.Requests, "requests of stages made again"},
@@ -223,4 +224,5 @@ func printReport(out io.Writer, r *verify.Report) {
 		fmt.Fprintf(out, "  %s #%d%s step %d: %s\n", m.UID, m.SampleIndex, present.When(m.Stage != "", " %s", m.Stage),
 			m.StepIndex, m.What)
 	}
+	present.Lines(to, strings.TrimSuffix(out.String(), "\n"))
 }

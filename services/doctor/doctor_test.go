@@ -121,6 +121,12 @@ func TestRun_Healthy(t *testing.T) {
 	p := bustest.New(t)
 	serve(t, p, "v1", "intake", "sampler", "reward", "advantage")
 	work(t, p, nil)
+	for _, of := range []map[string]string{nil, {"client": "python", "version": "v0"}} { // workers in Python
+		c := micro.Config{Name: "meander-scorer", Version: "1.0.0", Metadata: of}
+		if _, err := micro.AddService(p.Conn(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
 	found := look(t, doctor.Options{
 		Bus: p.Bus, Where: "here", Model: signs, Device: "cpu", Version: "v1",
 		DiskFree: func() (int64, error) { return 1 << 50, nil },

@@ -201,7 +201,7 @@ func checkServices(ctx context.Context, o *Options, say *notes) {
 	versions, counts := map[string][]string{}, map[string]int{}
 	for _, s := range found {
 		name := strings.TrimPrefix(s.Name, "meander-")
-		if s.Metadata["client"] != "" { // a worker of the Python client, which has versions of its own
+		if s.Metadata["instance"] == "" { // a worker in another language, which has versions of its own
 			continue
 		}
 		counts[name]++

@@ -254,7 +254,7 @@ func differs(a, b []byte) string {
 	for at < min(len(a), len(b)) && a[at] == b[at] {
 		at++
 	}
-	return fmt.Sprintf("%d bytes, the first at %d, are other than in", apart(a, b), at)
+	return fmt.Sprintf("in %d of %d bytes, the first at %d, other than", apart(a, b), max(len(a), len(b)), at)
 }
 
 // updateOf returns the first update that made the weights of a version; nil, which the report says: there is none.

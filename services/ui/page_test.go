@@ -35,6 +35,8 @@ func TestPage(t *testing.T) {
 	p.shows("Sample 1", "Sigma and noise by step", "Denoising")
 	p.to("#/system")
 	p.shows("version 0", " places, ", "at work")
+	p.follow("#/system/synthetic")
+	p.shows("1 version of the weights, the newest first")
 	p.to("#/runs/r1")
 	s.publish(t, "r1", "b", "a hen", nil)
 	p.until(`[...document.querySelectorAll("tbody tr")].some((r) => r.innerText.includes("a hen") && r.innerText.includes("complete"))`)

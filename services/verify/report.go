@@ -13,7 +13,7 @@ import (
 type Report struct {
 	Run          schemas.Run `json:"run"`
 	Trajectories int         `json:"trajectories"`
-	// Failed counts the trajectories of samples that could not be made.
+	// Failed counts the trajectories of samples that were not completed: what could not be made, and what was pruned.
 	Failed int `json:"failed"`
 	// Said counts what interactions said as stages of samples: no model computes it again.
 	Said int `json:"said,omitempty"`
@@ -155,7 +155,7 @@ func (r *Report) setUnproven() {
 		r.Unproven = fmt.Sprintf("%d of the samples are from a server, and cannot be computed again: their digests "+
 			"alone were checked", r.NotComputed)
 	case r.Failed == r.Trajectories:
-		r.Unproven = "nothing was checked: every sample failed"
+		r.Unproven = "nothing was checked: no sample was completed"
 	case r.StepsSkipped > 0:
 		r.Unproven = "nothing was checked: no step has both latents; keep them with --return-steps"
 	default:

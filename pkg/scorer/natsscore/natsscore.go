@@ -229,9 +229,13 @@ func readReply(data []byte, most int) (map[string]any, error) {
 	if len(data) > most {
 		return nil, fmt.Errorf("reply of %d bytes; must be at most %d", len(data), most)
 	}
-	m, err := wire.Decode(wire.FormatMsgpack, data)
+	format := wire.FormatMsgpack
+	if schemas.IsJSON(data) {
+		format = wire.FormatJSON
+	}
+	m, err := wire.Decode(format, data)
 	if err != nil {
-		return nil, fmt.Errorf("reply is no msgpack map: %w: %s", err, wire.Quote(string(data)))
+		return nil, fmt.Errorf("reply is no %s map: %w: %s", format, err, wire.Quote(string(data)))
 	}
 	if v, err := wire.Number(m["v"]); err != nil || v != wire.Version {
 		return nil, fmt.Errorf("reply: v: %s; must be %d", wire.Show(m["v"]), wire.Version)

@@ -188,7 +188,10 @@ func TestScorer_Replies(t *testing.T) {
 		{"another version", pack(t, "v", 2, "score", 1), 0, "v: 2; must be 1", false},
 		{"detail of another type", pack(t, "v", 1, "score", 1, "detail", 3), 0, "detail: 3; must be a text", false},
 		{"empty", nil, 0, "no msgpack map", false},
-		{"JSON", []byte(`{"v":1,"score":1}`), 0, "no msgpack map", false},
+		{"JSON", []byte(` {"v":1,"score":0.25}`), 0.25, "", false},
+		{"an error in JSON", []byte(`{"v":1,"error":"no face"}`), 0, `worker: "no face"`, false},
+		{"NaN in JSON", []byte(`{"v":1,"score":NaN}`), 0, `score "NaN"; must be a finite number`, false},
+		{"JSON that ends early", []byte(`{"v":1,"score":`), 0, "no json map", false},
 		{"a length that is not there", []byte("\x81\xa1v\xdd\xff\xff\xff\xff"), 0, "ends early", false},
 		{"huge", pack(t, "v", 1, "score", 1, "pad", make([]byte, 64<<10)), 0, "must be at most 65536", false},
 	}

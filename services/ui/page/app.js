@@ -56,7 +56,7 @@ async function show() {
     }
     let parts;
     try {
-      parts = m.map(decodeURIComponent);
+      parts = m.map((part) => part && decodeURIComponent(part)); // what an address leaves out is undefined
     } catch {
       break;
     }

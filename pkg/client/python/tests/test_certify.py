@@ -227,10 +227,21 @@ def test_command(tmp_path, capsys):
     (tmp_path / "mine.py").write_text("import numpy as np\n" + PPO)
     assert main(["trainer", f"{tmp_path}/mine.py:ppo", "--format", "markdown"]) == 0
     assert capsys.readouterr().out.startswith("| subject | about |")
-    assert main(["trainer", f"{tmp_path}/mine.py:none"]) == 2 and "mine.py:none" in capsys.readouterr().err
+    assert main(["trainer", f"{tmp_path}/mine.py:none"]) == 2
+    assert "mine.py:none: must be one of ppo" in capsys.readouterr().err
+    assert main(["engine", "openai=http://127.0.0.1:1/v1"]) == 2
+    assert "http://127.0.0.1:1/v1" in capsys.readouterr().err
     assert main(["trainer", f"{tmp_path}/mine.py:ppo", "--as", "losses/none"]) == 2
     assert "must be one of" in capsys.readouterr().err
     assert main(["vectors"]) == 0 and "losses/ppo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_a_table_fits_the_terminal(columns):
+    found = [report.Finding("mine", "losses/ppo", "gradient by log_prob", "differs", "said " * 40 + "last", 5.0, 1e-9)]
+    lines = report.text(found, columns=columns).splitlines()
+    assert max(map(len, lines)) <= columns and lines[0] == "mine" and lines[1].startswith("  losses/ppo  ")
+    assert "said last [5.0e+00 of 1e-09]" in " ".join(" ".join(lines).split())
 
 
 def test_the_guide(tmp_path):

@@ -104,7 +104,7 @@ func (s *shared) chooseTextDevice(folder *safetensors.Folder, c *modelConfigs, o
 			"encoder's %s can go to the processor); "+
 			"take a GPU with more memory, or free what others hold of it",
 			s.device.Name(), formatBytes(free), formatBytes(least), formatBytes(n.transformer), formatBytes(n.vae),
-			c.defaults.Height, c.defaults.Width, formatBytes(n.pass), formatBytes(n.text))
+			c.defaults.Width, c.defaults.Height, formatBytes(n.pass), formatBytes(n.text))
 	}
 	if least+n.text <= free {
 		return nil

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import textwrap
 from typing import Any
 
 from . import adapters, engine, engines, report, suite, trainer
@@ -31,9 +33,12 @@ def main(arguments: list[str] | None = None) -> int:
     e.add_argument("--update", action="append", default=[], metavar="DIR", help="a LoRA to serve; may be repeated")
     commands.add_parser("vectors", parents=[forms], help="list the sets of vectors, with their formulas")
     o = parser.parse_args(arguments)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else report.WIDTH
     try:
         if o.command == "vectors":
-            _print("\n".join(f"{s.title:<24} {s.formula} [{s.source}]" for s in suite.load().values()))
+            lines = [f"{s.title:<24} {s.formula} [{s.source}]" for s in suite.load().values()]
+            wide = columns if sys.stdout.isatty() else 10**6
+            _print("\n".join(textwrap.fill(x, wide, subsequent_indent="  ") for x in lines))
             return 0
         findings = _trainer(o) if o.command == "trainer" else _engine(o)
     except (ValueError, ImportError, OSError) as fault:
@@ -42,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         hint = "" if "pip install" in str(fault) else hint
         print(f"certify: {fault}{hint}", file=sys.stderr)
         return 2
-    _print(report.text(findings, o.format))
+    _print(report.text(findings, o.format, min(columns, report.WIDTH)))
     return int(report.failed(findings))
 
 

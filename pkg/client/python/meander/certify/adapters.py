@@ -182,9 +182,9 @@ def own(spec: str) -> tuple[str, Callable[..., Any]]:
         raise ValueError(f"{spec!r}; must be one of {', '.join(ADAPTERS)}, or FILE.py:NAME")
     try:
         module = _file(place) if place.endswith(".py") else importlib.import_module(place)
-        found = getattr(module, name)
-    except (ImportError, AttributeError) as e:
+    except ImportError as e:
         raise ValueError(f"{spec}: {e}") from e
-    if not callable(found):
-        raise ValueError(f"{spec}: must be a function")
-    return name, found
+    have = {n: f for n, f in vars(module).items() if callable(f) and not n.startswith("__")}
+    if name not in have:
+        raise ValueError(f"{spec}: must be one of {', '.join(have) or 'its functions, and it has none'}")
+    return name, have[name]

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Sequence
@@ -378,8 +379,11 @@ def _post(url: str, body: Any = None) -> bytes:
     """What a server answers. OSError: it is not there, or refuses."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=600) as answer:
-        return bytes(answer.read())
+    try:
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return bytes(answer.read())
+    except urllib.error.URLError as e:
+        raise OSError(f"{url}: {e.reason}") from e
 
 
 def _tensor(of: Any) -> Any:

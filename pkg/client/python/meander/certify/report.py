@@ -34,10 +34,11 @@ class Finding:
 
 _COLUMNS = ("subject", "about", "aspect", "state", "what was measured", "off, of allowed")
 
-_WIDTH = 118
+WIDTH = 118
+"""The columns of a table, where the terminal has as many."""
 
 
-def text(findings: Sequence[Finding], form: str = "table") -> str:
+def text(findings: Sequence[Finding], form: str = "table", columns: int = WIDTH) -> str:
     """All findings in a form: table, markdown or json."""
     if form == "json":
         return "\n".join(json.dumps(dataclasses.asdict(f)) for f in findings)
@@ -52,7 +53,10 @@ def text(findings: Sequence[Finding], form: str = "table") -> str:
             last = r[0]
         head = f"  {r[1]:<21} {r[2]:<22} {r[3]:<11} "
         said = r[4] + (f"  [{r[5]}]" if r[5] else "")
-        out.append(textwrap.fill(said, _WIDTH, initial_indent=head, subsequent_indent=" " * len(head)))
+        if columns < len(head) + 40:  # what was measured has lines of its own
+            out.append(textwrap.fill("  ".join(r[1:4]), columns, initial_indent="  ", subsequent_indent="  "))
+            head = "    "
+        out.append(textwrap.fill(said, columns, initial_indent=head, subsequent_indent=" " * len(head)))
     counts = collections.Counter(f.state for f in findings)
     return "\n".join([*out, "", ", ".join(f"{n} {state}" for state, n in counts.most_common())])
 
