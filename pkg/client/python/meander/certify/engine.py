@@ -459,8 +459,9 @@ class _Measured:
             s, given = self.formula
             out["log-probs"] = max(relations.difference(p, s.formula_of(i | given)) for p, i in zip(told, cases))
         else:
-            says = self.fitted("", self.forms, cases, told, "transition", most=1)[0].says
-            out["log-probs"] = 0.0 if says == self.explained else math.inf
+            found = self.fitted("", self.forms, cases, told, "transition", most=1)[0]
+            same = found.state == "agrees" or _told(found.says) & _told(self.explained)
+            out["log-probs"] = 0.0 if same else math.inf
         return out
 
     def interrupted(self) -> Iterator[Finding]:
@@ -479,6 +480,11 @@ class _Measured:
                 says = f"{n} of {len(whole[field])} of its {field}" + (f", {off:.1e} off its beginning" if off else "")
                 yield self.finding(f"during {how}", "differs" if off else "measured", says)
             yield self.alike(f"after {how}", [(whole, self.ask(0))])
+
+
+def _told(says: str) -> set[str]:
+    """The explanations that a finding has."""
+    return set(says.partition(", of ")[0].split(", or "))
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:

@@ -90,24 +90,25 @@ def relations(
     if all(near(m, f, tolerance) for m, f in zip(measured, found)):
         yield "", 0, ones
         return
-    if all(np.abs(m).max(initial=0) <= tolerance for m in measured) or not all(np.isfinite(f).all() for f in found):
+    if all(np.abs(m).max(initial=0) <= tolerance for m in measured):
         return  # of 0 everything is a multiple
     if all(near(m, -f, tolerance) for m, f in zip(measured, found)):
         yield "the opposite sign", 1, [-1.0] * len(found)
         return
     if not every:
         return
-    sized = all(f.size > 2 for f in found)
-    line = (_of_rows if sized else _of_numbers)(measured, found, sizes, tolerance)
+    sized, finite = all(f.size > 2 for f in found), all(np.isfinite(f).all() for f in [*found, *measured])
+    line = (_of_rows if sized else _of_numbers)(measured, found, sizes, tolerance) if finite else None
     if line is not None:
         yield line
     for words, these, those in (("behind", slice(1, None), slice(-1)), ("ahead", slice(-1), slice(1, None))):
         rolled = sized and all(m.shape == f.shape and m.shape[-1] > 2 for m, f in zip(measured, found))
         if rolled and line is None:
             pairs = [(m[..., these], f[..., those]) for m, f in zip(measured, found)]
+            line = _of_rows([m for m, _ in pairs], [f for _, f in pairs], sizes, tolerance) if finite else None
             if all(near(m, f, tolerance) for m, f in pairs):
                 yield f"what is given is {words} by one place", 1, ones
-            elif (line := _of_rows([m for m, _ in pairs], [f for _, f in pairs], sizes, tolerance)) is not None:
+            elif line is not None:
                 yield f"what is given is {words} by one place; {line[0]}", 1 + line[1], line[2]
 
 
