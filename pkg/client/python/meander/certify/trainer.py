@@ -168,7 +168,7 @@ def compared(
         findings.append(finding)
         if off <= allowed:
             finding.state, finding.says = "agrees", f"the formula, in {len(measured)} cases"
-        elif not all(np.isfinite(m).all() for m in measured):
+        elif any(np.isnan(m).any() or not np.isfinite(m).any() for m in measured):
             finding.state, finding.says = "unexplained", "not finite"
         elif by and not any(m.any() for m in measured):
             finding.says = f"0: nothing flows to {by}"
