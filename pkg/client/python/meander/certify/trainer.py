@@ -215,5 +215,6 @@ def _worst(want: Sequence[Floats], measured: Sequence[Floats]) -> str:
     worst = max(range(len(want)), key=lambda k: relations.difference(measured[k], want[k]))
     if want[worst].size != measured[worst].size:
         return f"{measured[worst].size} numbers where there are {want[worst].size}"
-    at = int(np.abs(measured[worst].ravel() - want[worst].ravel()).argmax())
+    with np.errstate(invalid="ignore"):
+        at = int(np.nan_to_num(np.abs(measured[worst].ravel() - want[worst].ravel()), nan=np.inf).argmax())
     return f"case {worst}: {measured[worst].ravel()[at]:.9g} where the formula has {want[worst].ravel()[at]:.9g}"
