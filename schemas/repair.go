@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// Legal returns an event as Encode writes it: a copy with texts that are cut, or the event itself. It stays as it is.
+// Legal returns an event as Encode writes it: itself, or a copy in which texts and lists are cut.
 func Legal(e Event) Event {
 	if c, ok := withLegalTexts(reflect.ValueOf(e).Elem()); ok {
 		return c.Addr().Interface().(Event)

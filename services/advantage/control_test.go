@@ -51,7 +51,7 @@ func TestControl_PausedGroupsWait(t *testing.T) {
 	}
 }
 
-// A batch whose last rewards come while its run is paused, such as samples in flight, is complete, and closes.
+// A batch whose last rewards come while its run is paused, of samples that were in flight, is complete, and closes.
 func TestControl_PausedBatchCloses(t *testing.T) {
 	p := newPlane(t)
 	p.serve(t, testConfig())
