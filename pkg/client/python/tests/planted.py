@@ -272,7 +272,7 @@ FAULTS = {
         ("old minus new", "log_prob - old", "old - log_prob", "log_prob and old are swapped"),
         ("without clipping", "np.clip(r, 1 - clip, 1 + clip)", "r", "clip has no limit"),
         ("clipped below alone", "1 + clip)", "1e9)", r"1 \+ clip is left out of minimum"),
-        ("clipped above alone", "1 - clip,", "-1e9,", "1 - clip is left out of maximum"),
+        ("clipped above alone", "1 - clip,", "-1e9,", "1 - clip is left out of maximum|1 is left out of 1 - clip"),
         ("twice the clip", "1 - clip, 1 + clip", "1 - 2 * clip, 1 + 2 * clip", "clip is twice itself"),
         ("weights one off", " * weights", " * np.roll(weights, 1)", "weights is behind by one place"),
         ("advantages one off",
@@ -291,7 +291,8 @@ FAULTS = {
         ("no constant", " - np.log(2 * np.pi) / 2", "", r"ln\(2 pi\)/2 is left out of"),
         ("no ln n", " - np.log(n)", "", r"log\(noise_std\) is left out of"),
         ("twice the exponent", "(2 * n**2)", "n**2", r"2 is left out of 2 \* noise_std"),
-        ("a step late", "sigmas[step], sigmas[step + 1]", "sigmas[step + 1], sigmas[step + 2]", "step is one more"),
+        ("a step late", "sigmas[step], sigmas[step + 1]", "sigmas[step + 1], sigmas[step + 2]",
+         "step is one more|sigmas is ahead by one place"),
         ("the coefficient in place of the deviation", "g * np.sqrt(-dt)", "g", r"sqrt\(-dt\) is left out of"),
         ("v negated", "* dt) + v", "* dt) - v", "v has the opposite sign"),
         ("x negated", "mean = x *", "mean = -x *", "x has the opposite sign"),
@@ -322,6 +323,7 @@ HIDES = {
     "old is what is now": {"without clipping", "clipped below alone", "clipped above alone", "twice the clip"},
     "without clipping": {"twice the clip", "clipped below alone", "clipped above alone"},
     "noise that no seed decides": {"a draw is thrown away"},
+    "log-probs one step late": {"noise that is longer", "a draw is thrown away", "steps of the next sigma"},
     "the coefficient in place of the deviation": {"the coefficient in the logarithm"},
 }
 """Faults behind which others change no number that could be looked at."""
