@@ -20,7 +20,7 @@ func controlSamples() []sample {
 			Run: "run-1", Seq: 19, Accepted: true, Status: &schemas.RunStatus{
 				State: "running", WaitsFor: "a sampler", Groups: 3, Closed: 1, OpenBatches: 1, Trajectories: 8, Rewards: 6,
 				Outcomes: []schemas.OutcomeCount{{Outcome: "open", Groups: 2}, {Outcome: "partial", Groups: 1}},
-				Failed: 2, Waiting: 8, Midway: 3, SavedEvaluations: 12, Refused: 1, Lost: 1,
+				Failed:   2, Waiting: 8, Midway: 3, SavedEvaluations: 12, Refused: 1, Lost: 1,
 			},
 		}},
 		{"control_receipt-refused", &schemas.ControlReceipt{Run: "run-1", UID: "p99", Seq: 18, Code: "invalid", Error: "uid: p99; must be one of run run-1: p1 p2"}},
