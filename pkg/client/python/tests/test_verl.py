@@ -240,7 +240,7 @@ def config_of(url, *overrides, fields=None, manager="AgentLoopManager", **settin
         config = compose("ppo_trainer", overrides=[
             f"actor_rollout_ref.model.path={SUMS}", "actor_rollout_ref.rollout.name=meander",
             "actor_rollout_ref.rollout.n=4",
-            f"+actor_rollout_ref.rollout.agent.agent_loop_manager_class=meander.verl.{manager}",
+            f"+actor_rollout_ref.rollout.agent.agent_loop_manager_class=meander.plugs.verl.{manager}",
             "actor_rollout_ref.rollout.calculate_log_probs=True", "actor_rollout_ref.rollout.val_kwargs.n=2",
             "data.max_prompt_length=16", "data.max_response_length=12", *overrides,
         ])  # fmt: skip
