@@ -483,7 +483,7 @@ def test_weights(sums):
     new = logits.log_softmax(-1).gather(-1, out.batch["responses"][..., None])[..., 0]
     off = (new - out.batch["rollout_log_probs"]).abs()[out.batch["response_mask"] == 1].max()
     assert off < 1e-3, "the weights that were pushed drew it"
-    with pytest.raises(meander.policy.PolicyRefused, match="takes none"):
+    with pytest.raises(meander.policy.PolicyRefused, match="w: the network has none"):
         asyncio.run(adapter.update_weights(iter([("w", torch.zeros(2))])))
     with pytest.raises(ValueError, match="must be naive"):
         asyncio.run(adapter.update_weights([], wire_format="delta_flush"))
