@@ -240,7 +240,7 @@ def config_of(url, *overrides, fields=None, manager="AgentLoopManager", **settin
         config = compose("ppo_trainer", overrides=[
             f"actor_rollout_ref.model.path={SUMS}", "actor_rollout_ref.rollout.name=meander",
             "actor_rollout_ref.rollout.n=4",
-            f"+actor_rollout_ref.rollout.agent.agent_loop_manager_class=meander.verl.{manager}",
+            f"+actor_rollout_ref.rollout.agent.agent_loop_manager_class=meander.plugs.verl.{manager}",
             "actor_rollout_ref.rollout.calculate_log_probs=True", "actor_rollout_ref.rollout.val_kwargs.n=2",
             "data.max_prompt_length=16", "data.max_response_length=12", *overrides,
         ])  # fmt: skip
@@ -483,7 +483,7 @@ def test_weights(sums):
     new = logits.log_softmax(-1).gather(-1, out.batch["responses"][..., None])[..., 0]
     off = (new - out.batch["rollout_log_probs"]).abs()[out.batch["response_mask"] == 1].max()
     assert off < 1e-3, "the weights that were pushed drew it"
-    with pytest.raises(meander.policy.PolicyRefused, match="takes none"):
+    with pytest.raises(meander.policy.PolicyRefused, match="w: the network has none"):
         asyncio.run(adapter.update_weights(iter([("w", torch.zeros(2))])))
     with pytest.raises(ValueError, match="must be naive"):
         asyncio.run(adapter.update_weights([], wire_format="delta_flush"))

@@ -2,7 +2,7 @@
 configuration is all that it takes:
 
     actor_rollout_ref.rollout.name=meander
-    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=meander.verl.AgentLoopManagerTQ
+    +actor_rollout_ref.rollout.agent.agent_loop_manager_class=meander.plugs.verl.AgentLoopManagerTQ
     +actor_rollout_ref.rollout.engine_kwargs.meander.url=nats://127.0.0.1:4222
     +actor_rollout_ref.rollout.engine_kwargs.meander.lane=sums
     +actor_rollout_ref.rollout.engine_kwargs.meander.fields.reward=[{name:exact_match}]

@@ -104,7 +104,7 @@ class AgentLoopManager(VerlManager):
     What verl logs of a step is told as an update, whatever trainer.logger says.
 
     non_tensor_batch also has meander_run, meander_uid and meander_sample_index, which name the sample in the pipeline,
-    and meander_policy_version_min and _max. Settings: rollout.engine_kwargs.meander; see meander.verl.
+    and meander_policy_version_min and _max. Settings: rollout.engine_kwargs.meander; see meander.plugs.verl.
 
     ValueError: as said. Unanswered, Refused, TimeoutError: as the calls of the client.
     """
