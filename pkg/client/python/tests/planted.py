@@ -315,6 +315,7 @@ TOGETHER = {
     frozenset(("advantages negated", "the least")): "the opposite sign",
     frozenset(("advantages negated", "turned over", "old is what is now")): "stands for",
     frozenset(("no limit of advantages", "turned over", "old is what is now")): "advantages stands for surrogate",
+    frozenset(("no limit of advantages", "without weights", "old is what is now")): "advantages stands for surrogate",
     frozenset(("turned over", "the least")): "advantages has the opposite sign",
     frozenset(("without clipping", "advantages negated")): "the opposite sign",
 }

@@ -198,7 +198,7 @@ def test_gradients_of_autograd():
     (("1 + self.epsilon_high)", "1 + self.epsilon_low)"), "clip_low stands for clip_high"),
     (("per_token_loss + self.beta", "per_token_loss - self.beta"), "beta has the opposite sign"),
     (("(per_token_loss * mask).sum(-1) / mask", "per_token_loss.sum(-1) / mask"),
-     "where reduce is sample_mean: sum_mask has no"),
+     "where reduce is sample_mean: mask is left out of"),
     (("mask = completion_mask if", "mask = completion_mask.roll(1, -1) if"), "mask is behind by one place"),
     (("self.max_completion_length)", "1)"), "where reduce is fixed_length: T (6, 7) times the formula"),
     (("coef_1 = torch.exp(log_importance_weights)", "coef_1 = torch.exp(log_importance_weights).detach()"),

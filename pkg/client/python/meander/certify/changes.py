@@ -25,8 +25,8 @@ _NO_LIMIT = 1e9
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Change:
-    """Parts of a formula taken otherwise: words say how. inner: 0 of an input, 1 of a part, 2 in one place,
-    3 of a part in one place that has no name."""
+    """Parts of a formula taken otherwise: words say how, at has what is taken instead, choices other choices by name.
+    inner: 0 of an input, 1 of a part, 2 in one place, 3 of a part in one place that has no name."""
 
     words: str = ""
     at: Mapping[Site, Altered] = dataclasses.field(default_factory=dict)
@@ -53,7 +53,8 @@ REFUSED = (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, Overf
 
 @dataclasses.dataclass
 class Way:
-    """What may have been measured: a set of vectors at inputs, with choices, and how many things are odd in it."""
+    """What may have been measured: a set of vectors at inputs, with choices, and how many things are odd in it. graphs
+    are those that were made."""
 
     set: Set
     inputs: Sequence[Values]
@@ -97,9 +98,31 @@ def parts_of(way: Way) -> dict[str, Node]:
     return {n.text: n for k in range(len(way.inputs)) for n in way.graph(k).nodes}
 
 
-def changes(way: Way, by: str = "") -> Iterator[Change]:
-    """The ways in which one part may be taken otherwise: inputs first, settings before arrays. by: a gradient is asked
-    for, so that parts may have none."""
+def gradient_changes(way: Way) -> Iterator[Change]:
+    """The ways in which one part may have no gradient, everywhere or in one place, or all have one."""
+    nodes = parts_of(way)
+    if held := [n for n in nodes.values() if n.function is stopped]:
+        names = [text_of(n.operands[0]) for n in held]
+        yield Change(f"{', '.join(names)} have a gradient", {n.text: _now(t) for n, t in zip(held, names)})
+    for n in nodes.values():
+        yield Change(f"{n.label} has no gradient", {n.text: _held})
+    for text, sites in _uses(nodes).items():
+        for site in sites if len(sites) > 1 else ():
+            yield Change(f"{text} has no gradient in {site[0]}", {site: _held})
+
+
+def _uses(nodes: Mapping[str, Node]) -> dict[str, list[tuple[str, int]]]:
+    """The places where each part is an operand."""
+    uses: dict[str, list[tuple[str, int]]] = {}
+    for n in nodes.values():
+        for k, operand in enumerate(n.operands if n.function is not is_named else ()):
+            if isinstance(operand, Term):
+                uses.setdefault(operand.node.text, []).append((n.text, k))
+    return uses
+
+
+def changes(way: Way) -> Iterator[Change]:
+    """The ways in which one part may be taken otherwise: inputs first, settings before arrays."""
     s, nodes = way.set, parts_of(way)
     inputs, order = [n for n in s.inputs if n in nodes], list(nodes)
     for name, said in s.inputs.items():
@@ -108,33 +131,25 @@ def changes(way: Way, by: str = "") -> Iterator[Change]:
     whole = {n: nodes[n] for n in order if nodes[n].is_whole}
     same = {n: [m for m in whole if m != n and _alike(nodes[m], nodes[n])] for n in nodes}
     for name in sorted(inputs, key=lambda n: len(s.inputs[n].get("shape", ""))):
-        yield from _taken(name, name, nodes[name], s.inputs[name], way, by)
+        yield from _taken(name, name, nodes[name], s.inputs[name], way)
     for a, b in itertools.permutations(inputs, 2):
         if b in same[a] and a < b:
             yield Change(f"{a} and {b} are swapped", {a: _given(b), b: _given(a)})
         if b in same[a]:
             yield Change(f"{b} stands for {a}", {a: _given(b)})
-    uses: dict[str, list[tuple[str, int]]] = {}
-    for n in nodes.values():
-        for k, operand in enumerate(n.operands if n.function is not is_named else ()):
-            if isinstance(operand, Term):
-                uses.setdefault(operand.node.text, []).append((n.text, k))
-    if by and (held := [n for n in nodes.values() if n.function is stopped]):
-        at: dict[Site, Altered] = {n.text: _now(text_of(n.operands[0])) for n in held}
-        yield Change(f"{', '.join(text_of(n.operands[0]) for n in held)} have a gradient", at, inner=1)
     for n in nodes.values():
         if n.text not in whole:
-            yield from _operation(n, by)
+            yield from _operation(n)
         elif n.function is is_named:
-            yield from _taken(n.label, n.text, n, {}, way, by, inner=1)
-    for text, sites in uses.items():
+            yield from _taken(n.label, n.text, n, {}, way, inner=1)
+    for text, sites in _uses(nodes).items():
         for site in sites:
             place = f" in {site[0]}"
             for other in (m for m in same[text] if order.index(m) < order.index(site[0])):
                 words, one = f"{other} stands for {text}{place}", {site: _now(other)}
                 yield Change(words, one, inner=2 if text in whole else 3)  # type: ignore[arg-type]
             if len(sites) > 1 and text in whole:
-                yield from _taken(text, site, nodes[text], s.inputs.get(text, {}), way, by, place, 2)
+                yield from _taken(text, site, nodes[text], s.inputs.get(text, {}), way, place, 2)
             elif len(sites) > 1:
                 yield Change(f"{text} has the opposite sign{place}", {site: _negated}, inner=2)
 
@@ -165,12 +180,16 @@ def _neutral(to: Any, x: Any, now: Graph, held: Any) -> Any:
     return np.full_like(x, to)
 
 
+def _held(x: Any, now: Graph, held: Any) -> Any:
+    return held
+
+
 def _negated(x: Any, now: Graph, held: Any) -> Any:
     return -1 * x
 
 
 def _taken(
-    label: str, site: Site, node: Node, said: Mapping[str, Any], way: Way, by: str, place: str = "", inner: int = 0
+    label: str, site: Site, node: Node, said: Mapping[str, Any], way: Way, place: str = "", inner: int = 0
 ) -> Iterator[Change]:
     """The ways in which an input or a named part may be taken otherwise, everywhere or in one place."""
     value, shape = np.asarray(node.value), said.get("shape", "[]" if np.ndim(node.value) == 0 else "[?")
@@ -188,8 +207,6 @@ def _taken(
             words = f"is one {'less' if more < 0 else 'more'}"
             yield put(words, lambda x, more=more: min(max(int(x) + more, 0), most))  # type: ignore[misc]
         return
-    if by:
-        yield Change(f"{label} has no gradient{place}", {site: lambda x, now, held: held}, inner=inner)
     if value.dtype.kind == "b":
         return
     yield put("has the opposite sign", lambda x: -1 * x)
@@ -228,7 +245,7 @@ _OTHERS: dict[str, tuple[Callable[..., Any], ...]] = {
 """What may be written in place of a function."""
 
 
-def _operation(n: Node, by: str) -> Iterator[Change]:
+def _operation(n: Node) -> Iterator[Change]:
     """The ways in which an operation may be another one."""
     name, shown = getattr(n.function, "__name__", ""), [text_of(a) for a in n.operands]
 
@@ -262,5 +279,3 @@ def _operation(n: Node, by: str) -> Iterator[Change]:
             yield Change(f"{n.text} is {words}", one, inner=1 if isinstance(n.value, int | np.integer) else 3)
     if name not in ("negative", "multiply", "divide"):
         yield Change(f"{n.text} has the opposite sign", {n.text: _negated}, inner=1)
-    if by:
-        yield Change(f"{n.text} has no gradient", {n.text: lambda x, now, held: held}, inner=1)

@@ -383,7 +383,7 @@ def _post(url: str, body: Any = None) -> bytes:
         with urllib.request.urlopen(request, timeout=600) as answer:
             return bytes(answer.read())
     except urllib.error.URLError as e:
-        raise OSError(f"{url}: {e.reason}") from e
+        raise OSError(f"{url}: {e if isinstance(e, urllib.error.HTTPError) else e.reason}") from e
 
 
 def _tensor(of: Any) -> Any:

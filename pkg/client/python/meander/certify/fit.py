@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .changes import AS_IT_IS, REFUSED, Change, Way, changes, parts_of
+from .changes import AS_IT_IS, REFUSED, Change, Way, changes, gradient_changes, parts_of
 from .formula import Graph, Values
 from .relations import Products, Terms, difference, length, near, product, relations, searched, written_terms
 from .suite import Floats, Set
@@ -53,17 +53,19 @@ def ways(sets: Sequence[Set], free: Sequence[str], inputs: Sequence[Values], sai
 
 
 def explain(
-    ways: Sequence[Way], measured: Sequence[Floats], tolerance: float, by: str = "", most: int = 3
+    ways: Sequence[Way], measured: Sequence[Floats], tolerance: float, by: str = "", most: int = 3,
+    value: Change = AS_IT_IS,
 ) -> list[Fit]:
     """The simplest explanations of what was measured, all as simple; none: nothing gives these numbers. by: gradients
-    by that input were measured. Changes are looked for along three directions of a gradient, and held to all of it."""
-    along = None
-    if by:
-        rng = np.random.default_rng(1)
-        along = [rng.standard_normal((3, *np.shape(i[by]))) for i in ways[0].inputs]
-        of = [np.array([np.vdot(d, m) for d in a]) for a, m in zip(along, measured)]
-    found = _Search(ways, of if by else measured, tolerance, by, along).found(most)
-    return [f for f in found if not by or f.holds(by, measured, tolerance)]
+    by that input were measured, of what value says of the values: a part of it may have none, or one where it has none.
+    They are looked for along three directions, and held to all of it."""
+    if not by:
+        return _Search(ways, measured, tolerance).found(most)
+    rng = np.random.default_rng(1)
+    along = [rng.standard_normal((3, *np.shape(i[by]))) for i in ways[0].inputs]
+    of = [np.array([np.vdot(d, m) for d in a]) for a, m in zip(along, measured)]
+    found = _Search(ways, of, tolerance, by, along, value).found(1)
+    return [f for f in found if f.holds(by, measured, tolerance)]
 
 
 _MOST = {2: 400, 3: 150}
@@ -74,11 +76,11 @@ class _Search:
     """Looks for the changes that give what was measured."""
 
     def __init__(
-        self, ways: Sequence[Way], measured: Sequence[Floats], tolerance: float, by: str,
-        along: Sequence[Floats] | None,
+        self, ways: Sequence[Way], measured: Sequence[Floats], tolerance: float, by: str = "",
+        along: Sequence[Floats] | None = None, base: Change = AS_IT_IS,
     ):  # fmt: skip
         self.ways, self.measured, self.tolerance, self.by, self.along = ways, measured, tolerance, by, along
-        self.changed, self.sizes = functools.cache(self._changed), functools.cache(self._sizes)
+        self.changed, self.sizes, self.base = functools.cache(self._changed), functools.cache(self._sizes), base
 
     def numbers(self, way: Way, change: Change) -> list[Floats] | None:
         return way.numbers(change, self.by, self.along)
@@ -110,7 +112,7 @@ class _Search:
         those of inner parts have to be right for the first cases, and three are of no part in one place alone."""
         changed = self.changed(k) if count else {}
         if count < 2:
-            yield from changed or [AS_IT_IS]
+            yield from (self.base + c for c in changed or [AS_IT_IS])
             return
         way, several = self.ways[k], [c for c, new in changed.items() if new and c.inner <= 4 - count]
         several = several[: _MOST[count]]
@@ -152,11 +154,11 @@ class _Search:
     def _changed(self, k: int) -> dict[Change, bool]:
         """The changes that change any number, and whether none before gives the same; of inner parts none that gives
         what one of inputs does."""
-        base, out = self.numbers(self.ways[k], AS_IT_IS), dict[Change, bool]()
+        base, out = self.numbers(self.ways[k], self.base), dict[Change, bool]()
         assert base is not None
         seen = {_key([-b for b in base]): 0}
-        for change in changes(self.ways[k], self.by):
-            found = self.numbers(self.ways[k], change)
+        for change in gradient_changes(self.ways[k]) if self.by else changes(self.ways[k]):
+            found = self.numbers(self.ways[k], self.base + change)
             if found is None or not any(difference(f, b) > self.tolerance for f, b in zip(found, base)):
                 continue
             key = _key(found)

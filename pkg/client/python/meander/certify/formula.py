@@ -41,8 +41,8 @@ class Constant(float):
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """An operation: function of operands, which are terms or constants, and its value in the case. The text of a part
-    that has a name is the name; of is what it stands for."""
+    """An operation: function of operands, which are terms or constants, with options such as an axis, and its value in
+    the case. The text of a part that has a name is the name; of is what it stands for."""
 
     function: Callable[..., Any]
     operands: tuple[Any, ...]

@@ -215,8 +215,10 @@ def length(x: float, tolerance: float) -> float:
 
 
 def written_terms(terms: Terms) -> str:
+    """A product in words."""
     return " ".join(q + power for q, power in terms)
 
 
 def product(terms: Terms, of: Mapping[str, float]) -> float:
+    """The value of a product, by quantities."""
     return math.prod(of.get(q, 1.0) ** _POWERS[power] for q, power in terms)

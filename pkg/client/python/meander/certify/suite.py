@@ -254,6 +254,7 @@ def kept(z: Floats, top_k: int, top_p: float, min_p: float) -> npt.NDArray[np.bo
 
 
 def picked(z: Floats, tokens: Any) -> Floats:
+    """The numbers of some tokens, along the first axis."""
     at = np.asarray(tokens, int)
     return np.asarray(np.take_along_axis(z, at[None], 0)[0] if at.ndim else z[at])
 

@@ -176,10 +176,10 @@ def compared(
             near, rounded = max(allowed, _DIFFERENCES if by else 0), off <= way.set.tolerance.get("float32", 0)
             held = [f for f in fits if f.holds(by, measured, near)]
             fits = held or fits
-            found = held or fit.explain([way] if by else ways, measured, near, by, 1 if by or rounded else most)
-            found = [f for f in found if f.holds("", [g[""] for g in got], near)] or found  # the value is the same
+            found = held or fit.explain([way] if by else ways, measured, near, by, 1 if rounded else most,
+                                        fits[0].change if by and fits else changes.AS_IT_IS)  # fmt: skip
             says = ", or ".join([f.words for f in found if f.way is found[0].way][:4])
-            says = says if says or rounded else _by_choice(way, measured, near, by)
+            says = says if says or rounded else _by_choice(way, got, near, by)
             finding.says = "that of its value: " * bool(held) + says
             if not says and rounded:
                 finding.says = f"the formula as near as float32 has it, and it got {dtype}"
@@ -194,7 +194,7 @@ def compared(
     return findings, way
 
 
-def _by_choice(way: changes.Way, measured: Sequence[Floats], allowed: float, by: str) -> str:
+def _by_choice(way: changes.Way, got: Sequence[dict[str, Floats]], allowed: float, by: str) -> str:
     """What explains the cases with each value of a choice, where one explanation for all is not enough."""
     for name, what in way.set.inputs.items():
         rows = {c: [k for k, i in enumerate(way.inputs) if i[name] == c] for c in what.get("choices", ())}
@@ -203,7 +203,11 @@ def _by_choice(way: changes.Way, measured: Sequence[Floats], allowed: float, by:
         parts = []
         for choice, of_these in rows.items():
             alone = changes.Way(way.set, [way.inputs[k] for k in of_these], way.choices)
-            found = fit.explain([alone], [measured[k] for k in of_these], allowed, by, 1)
+            values, gradients = ([got[k][n] for k in of_these] for n in ("", by))
+            found = fit.explain([alone], values, allowed, "", 1)
+            if by and found:
+                found = [f for f in found if f.holds(by, gradients, allowed)] or fit.explain(
+                    [alone], gradients, allowed, by, 1, found[0].change)  # fmt: skip
             said = ", or ".join(f.words or "the formula" for f in found[:2])
             parts += [f"where {name} is {choice}: {said}"] if found else []
         if len(parts) == len(rows):
