@@ -44,7 +44,7 @@ type provingCommand struct {
 	All      bool   `key:"all" help:"compute all samples again, of all updates back to the checkpoint"`
 	signer   ed25519.PrivateKey
 	signedBy ed25519.PublicKey
-	Passes   float64 `key:"tolerance" range:"0.." help:"largest |ratio-1| that passes; more than 0 only where another build or backend made the samples"`
+	Passes   float64 `key:"tolerance" range:"0.." help:"largest |ratio-1| that passes, and share of an update's step; more than 0 only where another build, backend or processor made them"`
 }
 
 // proveCommand makes the command 'meander prove'.

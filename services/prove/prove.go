@@ -83,7 +83,8 @@ type Options struct {
 	// Only are the links that are asked for; empty: all that this program computes, and updates where there is a
 	// Trainer.
 	Only []string
-	// Verify says with what models trajectories are computed again; Tolerance is that of its report.
+	// Verify says with what models trajectories are computed again; Tolerance is that of its report, and how far, as a
+	// share of its length, an update may be off that a trainer makes again.
 	Verify    verify.Options
 	Tolerance float64
 	Reward    reward.Config

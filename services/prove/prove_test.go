@@ -373,28 +373,40 @@ func TestRun_Ratings(t *testing.T) {
 func TestRun_Trainer(t *testing.T) {
 	archive := read(t, proof+"signs.tar")
 	say := func(text string) []string { return []string{"sh", "-c", "echo " + text, "trainer"} }
+	off := say(`'{"link": "update", "verdict": "unchecked", "what": "off", "off": 1e-05}'; exit 1`)
 	for name, of := range map[string]struct {
 		trainer []string
+		passes  float64
 		want    prove.Link
 	}{
 		"holds": {
-			say(`'{"link": "update", "verdict": "holds", "what": "'$*'"}'`),
+			say(`'{"link": "update", "verdict": "holds", "what": "'$*'"}'`), 0,
 			prove.Link{
 				Link: "update", Of: "update 2", Verdict: "holds",
 				What: "--replay signs.tar@2 --json --lane signs --tenant main --trainer trainer",
 			},
 		},
 		"broken": {
-			say(`'{"link": "update", "verdict": "broken", "what": "off"}'; exit 1`),
+			say(`'{"link": "update", "verdict": "broken", "what": "off"}'; exit 1`), 1,
 			prove.Link{Link: "update", Of: "update 2", Verdict: "broken", What: "off"},
 		},
 		"nothing": {
-			say(`no torch here >&2; exit 3`),
+			say(`no torch here >&2; exit 3`), 1,
 			prove.Link{Link: "update", Of: "update 2", Verdict: "unchecked", What: "sh: exit status 3: no torch here"},
+		},
+		"off": {
+			off, 1e-6,
+			prove.Link{
+				Link: "update", Of: "update 2", Verdict: "unchecked", What: "off; --tolerance 2e-05 would let them pass",
+			},
+		},
+		"near": {
+			off, 1e-4,
+			prove.Link{Link: "update", Of: "update 2", Verdict: "holds", What: "off; --tolerance 0.0001 lets them pass"},
 		},
 	} {
 		o := options()
-		o.Trainer, o.Only = of.trainer, []string{"update"}
+		o.Trainer, o.Only, o.Tolerance = of.trainer, []string{"update"}, of.passes
 		r := run(t, archive, o)
 		if got := r.Links[len(r.Links)-1]; got != of.want || r.Proved != (got.Verdict == prove.Holds) {
 			t.Errorf("%s: %+v, proved %t; want %+v", name, got, r.Proved, of.want)

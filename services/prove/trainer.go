@@ -33,14 +33,25 @@ func (p *prover) replay(ctx context.Context, archive string, u *schemas.Update, 
 	if _, failed := errors.AsType[*exec.ExitError](err); err != nil && !failed {
 		return &SettingError{fmt.Errorf("--trainer: %w", err)}
 	}
-	var link Link
+	var told struct {
+		Link
+		// Off is how far new weights, of the same gradients and moments, are off, as a share of the step's length.
+		Off float64 `json:"off"`
+	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	if wrong := json.Unmarshal([]byte(lines[len(lines)-1]), &link); wrong != nil || link.Link != LinkUpdate ||
-		!slices.Contains([]string{Holds, Broken, Unchecked}, link.Verdict) {
+	if wrong := json.Unmarshal([]byte(lines[len(lines)-1]), &told); wrong != nil || told.Link.Link != LinkUpdate ||
+		!slices.Contains([]string{Holds, Broken, Unchecked}, told.Verdict) {
 		lines = strings.Split(strings.TrimSpace(said.String()), "\n")
 		p.add(LinkUpdate, of, Unchecked, "%s: %v: %s", p.options.Trainer[0], err, lines[len(lines)-1])
 		return nil
 	}
-	p.add(LinkUpdate, of, link.Verdict, "%s", link.What)
+	switch passes := p.options.Tolerance; {
+	case told.Verdict != Unchecked || told.Off <= 0:
+	case told.Off <= passes:
+		told.Verdict, told.What = Holds, fmt.Sprintf("%s; --tolerance %g lets them pass", told.What, passes)
+	default:
+		told.What += fmt.Sprintf("; --tolerance %.1g would let them pass", 2*told.Off)
+	}
+	p.add(LinkUpdate, of, told.Verdict, "%s", told.What)
 	return ctx.Err()
 }

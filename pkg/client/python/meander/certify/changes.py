@@ -249,11 +249,11 @@ def _operation(n: Node) -> Iterator[Change]:
     """The ways in which an operation may be another one."""
     name, shown = getattr(n.function, "__name__", ""), [text_of(a) for a in n.operands]
 
-    def instead(f: Callable[..., Any], words: str) -> Change:
+    def instead(f: Callable[..., Any], words: str, inner: int = 1) -> Change:
         def of(x: Any, now: Graph, held: Any) -> Any:
             return f(*(now[a.node.text] if isinstance(a, Term) else a for a in n.operands))
 
-        return Change(f"{n.text} is {words}", {n.text: of}, inner=1)
+        return Change(f"{n.text} is {words}", {n.text: of}, inner=inner)
 
     for k, (to, what) in enumerate(zip(_LEFT_OUT.get(name, ()), shown)):
         if to is not None:
@@ -265,8 +265,9 @@ def _operation(n: Node) -> Iterator[Change]:
     if name == "where":
         yield instead(lambda _, a, b: a + 0 * b, shown[1])
         yield instead(lambda _, a, b: b + 0 * a, shown[2])
-    for other in _OTHERS.get(name, ()):
-        yield instead(lambda *of, f=other: f(*of, **n.options), written(other, shown, n.options))
+    for k, other in enumerate(_OTHERS.get(name, ())):
+        words = written(other, shown, n.options)
+        yield instead(lambda *of, f=other: f(*of, **n.options), words, 1 + bool(k))
     if n.options.get("axis") is not None:
         every = {k: v for k, v in n.options.items() if k != "axis"}
         yield instead(lambda x: n.function(x, **every), written(n.function, shown, every))

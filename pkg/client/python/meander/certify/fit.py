@@ -157,7 +157,8 @@ class _Search:
         base, out = self.numbers(self.ways[k], self.base), dict[Change, bool]()
         assert base is not None
         seen = {_key([-b for b in base]): 0}
-        for change in gradient_changes(self.ways[k]) if self.by else changes(self.ways[k]):
+        of = gradient_changes(self.ways[k]) if self.by else changes(self.ways[k])
+        for change in sorted(of, key=lambda c: c.inner):
             found = self.numbers(self.ways[k], self.base + change)
             if found is None or not any(difference(f, b) > self.tolerance for f, b in zip(found, base)):
                 continue

@@ -96,7 +96,7 @@ class _Replay:
         async with connect(self.given.get("nats", Config.nats), **named) as client:
             yield client
 
-    async def run(self) -> dict[str, str]:
+    async def run(self) -> dict[str, Any]:
         """Makes the update, and returns the link with its verdict."""
         async with self._source() as client:
             recorder = Recorder(client)
@@ -260,7 +260,7 @@ class _Replay:
         teacher = teacher_of(client, config, _PATIENCE)
         return Rollouts(batch, network.family.conditioning, True, whole.recipe if whole else None, None, teacher)
 
-    def _verdict(self, made: Made, config: Config, exact: bool, adapter: bytes | None) -> dict[str, str]:
+    def _verdict(self, made: Made, config: Config, exact: bool, adapter: bytes | None) -> dict[str, Any]:
         """Whether the update that was made is the one that was told."""
         code, told = ledger.code(torch.device(config.device), made.taught_by), self.update.get("code", "")
         file = encoded(made.weights)
@@ -279,12 +279,12 @@ class _Replay:
         if not exact:
             return self._link("unchecked", f"{what}: the optimizer's moments are not stored (--keep-states)")
         if code != told:
-            return self._link("unchecked", f"{what}: by {code}, and it was made by {told}")
+            return self._link("unchecked", f"{what}: by {code}, and it was made by {told}") | {"off": off}
         if off <= _APART:
-            return self._link("unchecked", f"{what}, which roundings of another processor explain")
+            return self._link("unchecked", f"{what}, which roundings of another processor explain") | {"off": off}
         return self._link("broken", what)
 
-    def _link(self, verdict: str, what: str) -> dict[str, str]:
+    def _link(self, verdict: str, what: str) -> dict[str, Any]:
         return {"link": "update", "of": f"update {self.update['step']}", "verdict": verdict, "what": what}
 
     def _compare(self, a: Made, b: Made, what: str) -> str:
