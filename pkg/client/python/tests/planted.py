@@ -316,6 +316,7 @@ TOGETHER = {
     frozenset(("advantages negated", "turned over", "old is what is now")): "stands for",
     frozenset(("no limit of advantages", "turned over", "old is what is now")): "advantages stands for surrogate",
     frozenset(("no limit of advantages", "without weights", "old is what is now")): "advantages stands for surrogate",
+    frozenset(("clipped below alone", "clipped above alone")): "clip has no limit",
     frozenset(("turned over", "the least")): "advantages has the opposite sign",
     frozenset(("without clipping", "advantages negated")): "the opposite sign",
 }
