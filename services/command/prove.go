@@ -35,16 +35,16 @@ type provingCommand struct {
 	run      schemas.Run
 	services services
 	options  prove.Options
-	Archive  string `key:"archive" help:"file of 'meander runs export' to prove by, without a server; default what is stored of --run"`
-	Trainer  string `key:"trainer" help:"command that makes an update again, such as meander-train: without it updates are left out"`
-	Links    string `key:"links" help:"only these links, with commas; default all"`
-	Sign     string `key:"sign" help:"PEM file of an ed25519 key: what is proved is signed with it, into ARCHIVE.sig"`
-	Signed   string `key:"signed" help:"PEM file of a public ed25519 key: ARCHIVE.sig must be signed with its key"`
-	Samples  int    `key:"samples" range:"1.." help:"samples of the batch that are computed again, in whole groups"`
-	All      bool   `key:"all" help:"compute all samples again, of all updates back to the checkpoint"`
-	signer   ed25519.PrivateKey
-	signedBy ed25519.PublicKey
-	Passes   float64 `key:"tolerance" range:"0.." help:"largest |ratio-1| that passes, and share of an update's step; more than 0 only where another build, backend or processor made them"`
+	signer   ed25519.PrivateKey // of Sign
+	signedBy ed25519.PublicKey  // of Signed
+	Archive  string             `key:"archive" help:"file of 'meander runs export' to prove by, without a server; default what is stored of --run"`
+	Trainer  string             `key:"trainer" help:"command that makes an update again, such as meander-train: without it updates are left out"`
+	Links    string             `key:"links" help:"only these links, with commas; default all"`
+	Sign     string             `key:"sign" help:"PEM file of an ed25519 key: what is proved is signed with it, into ARCHIVE.sig"`
+	Signed   string             `key:"signed" help:"PEM file of a public ed25519 key: ARCHIVE.sig must be signed with its key"`
+	Samples  int                `key:"samples" range:"1.." help:"samples of the batch that are computed again, in whole groups"`
+	All      bool               `key:"all" help:"compute all samples again, of all updates back to the checkpoint"`
+	Passes   float64            `key:"tolerance" range:"0.." help:"largest |ratio-1| that passes, and share of an update's step; more than 0 only where another build, backend or processor made them"`
 }
 
 // proveCommand makes the command 'meander prove'.

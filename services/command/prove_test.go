@@ -41,10 +41,9 @@ func keys(t *testing.T) (private, public string) {
 	return private, write("key.pub.pem", data, err)
 }
 
-// What is proved can be signed; the exit status and the last line say the same; another key, archive or adapter does
-// not pass.
-func TestProve(t *testing.T) {
-	t.Parallel()
+// shippedArchive returns a copy of the archive that is shipped, beside which a signature may be written.
+func shippedArchive(t *testing.T) string {
+	t.Helper()
 	archive := filepath.Join(t.TempDir(), "signs.tar")
 	data, err := os.ReadFile(shippedProof + "signs.tar")
 	if err == nil {
@@ -53,6 +52,14 @@ func TestProve(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return archive
+}
+
+// What is proved can be signed; the exit status and the last line say the same; another key, archive or adapter does
+// not pass.
+func TestProve(t *testing.T) {
+	t.Parallel()
+	archive := shippedArchive(t)
 	adapter := shippedProof + "adapter"
 	private, public := keys(t)
 	_, other := keys(t)
@@ -90,7 +97,7 @@ func TestProve(t *testing.T) {
 	args := append([]string{"prove", "--json"}, links...)
 	status := Execute(t.Context(), args, strings.NewReader(""), &stdout, &stderr)
 	var r prove.Report
-	err = json.Unmarshal([]byte(stdout.String()), &r)
+	err := json.Unmarshal([]byte(stdout.String()), &r)
 	if err != nil || status != 0 || !r.Proved || len(r.Links) != 11 || r.Links[10].Verdict != prove.LeftOut {
 		t.Errorf("status %d: %v\n%s%s", status, err, &stdout, &stderr)
 	}
@@ -99,14 +106,7 @@ func TestProve(t *testing.T) {
 // Where a key is demanded nothing passes but its signature of these very bytes, whatever the file beside them is.
 func TestProve_Signature(t *testing.T) {
 	t.Parallel()
-	archive := filepath.Join(t.TempDir(), "signs.tar")
-	data, err := os.ReadFile(shippedProof + "signs.tar")
-	if err == nil {
-		err = os.WriteFile(archive, data, 0o600)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	archive := shippedArchive(t)
 	private, public := keys(t)
 	signs := func(archive string, args ...string) (int, prove.Link) {
 		var stdout, stderr strings.Builder

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from meander.certify import engine, report, suite, trainer
+from meander.certify import engine, suite, trainer
 
 SERVING = '''
     def update(self, weights):

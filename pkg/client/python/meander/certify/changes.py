@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .formula import Altered, Graph, Node, Site, Term, Values, is_input, is_named, stopped, text_of, written
+from .formula import Altered, Graph, Node, Site, Term, Values, is_named, stopped, text_of, written
 from .suite import Floats, Set, gradient
 
 _NO_LIMIT = 1e9

@@ -105,10 +105,11 @@ def relations(
         rolled = sized and all(m.shape == f.shape and m.shape[-1] > 2 for m, f in zip(measured, found))
         if rolled and line is None:
             pairs = [(m[..., these], f[..., those]) for m, f in zip(measured, found)]
-            line = _of_rows([m for m, _ in pairs], [f for _, f in pairs], sizes, tolerance) if finite else None
             if all(near(m, f, tolerance) for m, f in pairs):
                 yield f"what is given is {words} by one place", 1, ones
-            elif line is not None:
+            elif finite and (line := _of_rows(
+                [m for m, _ in pairs], [f for _, f in pairs], sizes, tolerance
+            )) is not None:  # fmt: skip
                 yield f"what is given is {words} by one place; {line[0]}", 1 + line[1], line[2]
 
 

@@ -19,9 +19,8 @@ import torch
 from nats.js.errors import NotFoundError
 from safetensors import torch as safetensors
 
-from ..client import policy
 from ..client.client import Client, connect
-from ..data.events import PREFIX, AnyEvent, EventError, Gone, decode
+from ..data.events import PREFIX, AnyEvent, Gone, decode
 from ..data.textbatch import batch_of
 from . import ledger
 from .archive import Archive, Recorder
